@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ _LONGEST = 300
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it has started ends with it
     options = _options()
     rows: list[dict[str, Any]] = json.loads(options.file.read_text()) if options.file.exists() else []
     for cap in options.caps:

@@ -28,7 +28,6 @@ from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of, split_supported
 from ladder.tuning.tuner import Tuner
 from ladder.workload.lora import Lora
-from ladder.workload.shapes import default_task
 from ladder.workload.source import resolve_model
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
@@ -210,7 +209,7 @@ def simulated_cases(
         for accumulation in ACCUMULATIONS:
             workload = Workload(
                 model=model,
-                task=default_task(model.model_type, model.config),
+                task=model.task,
                 seq_len=seq_len,
                 global_batch_size=sequences * accumulation * world_size,
                 dtype="fp16" if "V100" in simulated.gpu_name else "bf16",

@@ -28,7 +28,6 @@ from ladder.launch.trial_server import kill_marked, marked, wait_gone
 from ladder.machine.gpus import visible_gpus
 from ladder.report.first_fit import first_fit
 from ladder.runs.stored_run import StoredRun, read_run
-from ladder.techniques.liger import FAMILIES
 from ladder.workload.lora import lora_from_text
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Task
@@ -72,7 +71,9 @@ class Work:
             "seq_len": self.seq_len,
             "batch": self.batch,
             "cap_gib": self.cap_gib,
-            "liger": bool(visible_gpus()) and config["model_type"] in FAMILIES and _installed("liger_kernel"),
+            "liger": bool(visible_gpus())
+            and resolve_model(self.model).liger is not None
+            and _installed("liger_kernel"),
             "lora": lora_from_text(self.lora).for_peft() if self.lora else None,
             "load_in": self.load_in,
             "folder": str(folder),

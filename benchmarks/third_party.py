@@ -34,7 +34,6 @@ from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.problem import make_space, problem_of, split_supported, workload_of
 from ladder.units import gib, parse_bytes
 from ladder.workload.lora import ALL_LINEAR, Lora
-from ladder.workload.matrices import matrices_of
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.source import bundled_models, hub_ids, resolve_model
 from ladder.workload.trained import linear_names
@@ -165,7 +164,7 @@ def machine_of(row: Row) -> Machine:
 def _workload(row: Row, shape: ModelShape, lora: Lora | None, machine: Machine, batch: int) -> Workload:
     """What is trained. peft passes over targets that a model lacks, where it has others."""
     if lora is not None:
-        names = {ALL_LINEAR, *linear_names(matrices_of(shape))}
+        names = {ALL_LINEAR, *linear_names(shape.modules)}
         lora = replace(lora, targets=tuple(target for target in lora.targets if target in names))
     try:
         return workload_of(

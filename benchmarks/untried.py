@@ -37,7 +37,7 @@ from ladder.techniques.keys import engine_named
 from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.units import gib, parse_bytes
-from ladder.workload.shapes import default_task, with_layers
+from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import ModelShape, Workload
 
@@ -120,7 +120,7 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
     model = resolve_model(options.model)
     if options.layers:
         model = with_layers(model, options.layers)
-    engine, task = engine_named(options.engine), default_task(model.model_type, model.config)
+    engine, task = engine_named(options.engine), model.task
     every, is_offloaded = CHECKPOINTING[options.checkpointing]
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -167,7 +167,7 @@ def server(machine: Machine, model: ModelShape, engine: Engine, technique: str, 
         *(["shm_comm"] if machine.device == "cpu" else []),
     ]
     build_operators(operators, environment)
-    task = default_task(model.model_type, model.config)
+    task = model.task
     return LocalLauncher(
         marker=f"ladder-benchmark-{os.getpid()}",
         job={"model_config": dict(model.config), "task": task, "operators": operators, "preload": ["techniques"]},

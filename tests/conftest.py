@@ -17,6 +17,7 @@ import pytest
 from helpers import SMALL_TUNE, TINY_CONFIG, Bench, Finished, ladder
 from helpers.clusters import Cluster as RunningCluster
 from helpers.clusters import Slurm, running_slurm
+from helpers.counts import fill_cache
 from helpers.hosts import two_hosts_with_ssh, two_nodes_of_ray
 from helpers.scripts import make_inputs
 from helpers.shapes import Point, llama_like, measured
@@ -39,6 +40,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What this machine's tunes taught must not decide a test, and no test teaches anything."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LADDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        fill_cache()
         yield
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ladder.backends.activations import usual_block
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed, attention_flops, flops_per_token, forward_flops
-from ladder.workload.matrices import num_experts
 from ladder.workload.trained import BYTES_OF_A_WEIGHT
 from ladder.workload.workload import Workload
 
@@ -40,7 +40,7 @@ def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpee
     computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
     moved = _traffic(workload, candidate, terms) + _adapter_traffic(workload) * workload.model.num_layers
     products = computing / (machine.flops * machine.achievable) * terms.compute
-    products *= _PRODUCTS_OF_EXPERTS if num_experts(workload.model) > 1 else 1.0
+    products *= _PRODUCTS_OF_EXPERTS if workload.model.num_experts > 1 else 1.0
     if workload.model.vocab_size % _ALIGNED:
         products += (_UNALIGNED - 1) * _head_flops(workload) / (machine.flops * machine.achievable)
     products += _slow_product_seconds(workload, machine) * (1 + candidate.checkpointed / 3)
@@ -49,9 +49,7 @@ def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpee
 
 def _slow_product_seconds(workload: Workload, machine: MachineSpeed) -> float:
     """Seconds of a token by which a counted model's products take longer than in 16 bits and without masks."""
-    model, block = workload.model, workload.model.block
-    if block is None:
-        return 0.0
+    model, block = workload.model, usual_block(workload.model)
     in_32_bits = block.flops_32 + block.flops_32_by_length * workload.seq_len
     longer = in_32_bits * (1 / machine.flops_32 - 1 / machine.flops)
     masked = (_WITH_A_MASK - 1) * attention_flops(block.masked, workload.seq_len)
@@ -70,7 +68,7 @@ def launch_seconds(workload: Workload, candidate: Candidate, machine: MachineSpe
     """Seconds in which Python launches the kernels of forward and backward."""
     kernels = terms.launches + _LAUNCHED_AGAIN * candidate.checkpointed
     kernels *= 1 + _KERNELS_OF_AN_ADAPTER * len(workload.weights.adapted)
-    kernels *= _LAUNCHES_OF_EXPERTS if num_experts(workload.model) > 1 else 1.0
+    kernels *= _LAUNCHES_OF_EXPERTS if workload.model.num_experts > 1 else 1.0
     return machine.launch_seconds * workload.model.num_layers * kernels
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
 from ladder.candidates.rungs import Rung, Through
-from ladder.workload.workload import Workload
+from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
 if TYPE_CHECKING:
     from ladder.candidates.candidate import Candidate, Engine
@@ -57,20 +57,16 @@ class Terms:
 
     tokens: int
     """Tokens of a micro-step on one rank."""
-    norms: float
-    """Bytes that a block's norms save per hidden value."""
-    attention: float
-    """Bytes that a block's attention saves per token, and its adapters if it has any."""
-    net: float
-    """Bytes that a block's feed-forward net saves per intermediate value."""
+    kept: float
+    """Bytes that a block saves for backward per token, and its adapters if it has any."""
+    kept_wide: float
+    """The same where trained weights are in 32 bits, under autocast."""
+    traffic: float
+    """Bytes that a block's element-wise kernels read and write per token, forward and backward together."""
     tail: float
     """Bytes that the final norm saves per hidden value."""
     loss: float
     """Bytes of logits and loss."""
-    normalised: float = 0.0
-    """The part of `norms` that is saved only for the gradients of the norms' own weights."""
-    routed: float = 0.0
-    """Bytes that sending tokens to experts saves in a block per token."""
     fixed: float = 0.0
     """Bytes that a block saves however few the tokens: the changed weights of experts that have adapters."""
     passing: float = 0.0
@@ -94,10 +90,6 @@ class Terms:
     """Host work to launch a block's kernels, relative to a Llama block's."""
     compute: float = 1.0
     """Seconds of matrix products, relative to the usual kernels."""
-    moved: float = 4.0
-    """Bytes that a block's element-wise kernels read and write for each byte that it keeps for backward."""
-    traffic: float = 0.0
-    """The same per token, forward and backward together; it follows from the others."""
     moved_by_loss: float = 48.0
     """Bytes that the loss reads and writes for each logit."""
     chunks: int = 0
@@ -245,6 +237,10 @@ class Technique:
 
     def configure(self, config: dict[str, Any]) -> None:
         """Change the DeepSpeed configuration."""
+
+    def block_of(self, model: ModelShape) -> CountedBlock | None:
+        """What a block of `model` does with this technique; None if it does the same as without."""
+        return None
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         """The candidate's `terms` with this technique."""

@@ -17,6 +17,7 @@ import typer
 from ladder.cli.declared import takes
 from ladder.cli.tune_words import words_of
 from ladder.errors import EXIT_FOUND, UsageError
+from ladder.launch.counting import counting
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own, ranks_python
 from ladder.text import shown
@@ -104,7 +105,7 @@ def _require_possible(options: TuneOptions) -> None:
         return
     ranks = options.gpus or 1
     workload = workload_of(
-        resolve_model(options.model, task=options.task),
+        resolve_model(options.model, task=options.task, count=counting()),
         ranks,
         _silent,
         task=options.task,

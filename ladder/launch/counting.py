@@ -13,15 +13,15 @@ from typing import Any
 from ladder import __version__
 from ladder.launch.modules import module_command, module_environment
 from ladder.machine.cache import cache_folder, keep
-from ladder.machine.interpreter import has_module, version_of
+from ladder.machine.interpreter import has_module, ranks_python, version_of
 from ladder.workload.config_guard import shorten
-from ladder.workload.counted import Count, Counted
+from ladder.workload.counted import Count, Counted, counted_from
 from ladder.workload.workload import Task
 
 _SECONDS = 120.0
 """Chosen: ten times what importing torch and transformers takes on two busy cores."""
-_REPLY = "2"
-"""Of what the program writes, the version. Chosen: 1 said nothing of FSDP2."""
+_REPLY = "3"
+"""Of what the program writes, the version."""
 _PASSING = ("ImportError", "ModuleNotFoundError", "MemoryError", "OSError", "TooLong")
 """Failures that may be gone tomorrow: a package is there by then, there is more memory, or the host is less busy."""
 
@@ -31,24 +31,25 @@ def counting(note: Callable[[str], None] = lambda _: None) -> Count:
     return partial(_count, note)
 
 
-def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | None) -> Counted | None:
+def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | None) -> Counted:
     if not (has_module("torch") and has_module("transformers")):
-        return None
+        return Counted(
+            problem=f"torch and transformers, which count it, are not installed for {ranks_python()}; name an "
+            "interpreter that has them with --python"
+        )
     asked = json.dumps({"config": config, "task": task}, sort_keys=True)
     kept = _file_of(asked)
     reply = _read(kept)
     if reply is None:
-        note(f"Counting the parameters of model type {shorten(config['model_type'])} with transformers, once.")
-        reply = _ask(asked)
+        note(f"Counting what model type {shorten(config['model_type'])} has with transformers, once.")
+        reply = ask(asked)
         if reply and not any(str(reply.get(key, "")).startswith(_PASSING) for key in ("failed", "uncounted")):
             _keep(kept, reply)
-    if not reply or "tasks" not in reply:  # transformers does not know the model, or cannot build it
-        return None
-    return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+    return counted_from(reply) if reply else Counted(problem="counting what it has ended without an answer; try again")
 
 
-def _ask(asked: str) -> dict[str, Any] | None:
-    """What the program replies; None if it does not."""
+def ask(asked: str) -> dict[str, Any] | None:
+    """What the program replies to this JSON object; None if it does not."""
     quiet = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -67,7 +68,7 @@ def _ask(asked: str) -> dict[str, Any] | None:
 
 def _file_of(asked: str) -> Path:
     """Where the reply is kept. What is counted depends on the versions of these programs."""
-    versions = " ".join((__version__, _REPLY, *map(version_of, ("transformers", "torch"))))
+    versions = " ".join((__version__, _REPLY, *map(version_of, ("transformers", "torch", "peft", "liger-kernel"))))
     return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
 
 

@@ -28,7 +28,9 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 def space_from_dict(facts: Mapping[str, Any]) -> Space:
     """The reverse of `space_to_dict`. KeyError or TypeError for other values."""
     workload, model = dict(facts["workload"]), dict(facts["workload"]["model"])
-    model["block"] = CountedBlock(**model["block"]) if model.get("block") is not None else None
+    for key in ("block", "liger"):
+        model[key] = CountedBlock(**model[key]) if model.get(key) is not None else None
+    model["rows"] = tuple(model["rows"])
     script = workload.pop("script", None)
     workload["script"] = Script.from_dict(script) if script is not None else None
     lora = workload.get("lora")

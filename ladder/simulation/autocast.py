@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from ladder.candidates import Effects
 from ladder.simulation.operation import Block, Operation
-from ladder.workload.matrices import matrices_of
 from ladder.workload.workload import Workload
 
 _CAST = 6.0
@@ -25,7 +24,7 @@ class Autocast:
     def __init__(self, workload: Workload, effects: Effects) -> None:
         self._whole, self._effects = workload.lora is None, effects
         self._gated = workload.model.gated_mlp or workload.model.is_encoder_decoder
-        self._layers = [each for each in matrices_of(workload.model) if each.layer == 0]
+        self._layers = [each for each in workload.model.modules if each.layer == 0 and each.reads]
 
     def blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
         """The same blocks under autocast; equal ones are one object."""

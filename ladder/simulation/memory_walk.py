@@ -19,8 +19,6 @@ from ladder.units import MIB
 
 _WORKSPACE = 64 * MIB
 """cuBLAS's workspace on Hopper (derived: torch's default of 32 MiB for each of forward's and backward's handles)."""
-_LOSS_IN_FP32 = ("esmc", "eurobert", "modernbert")
-"""Encoders that compute their loss as causal models do (transformers 5.23)."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class _MicroStep:
         Most other models compute their loss in 16 bits, without the copy.
         """
         ledger, logits = self._ledger, float(self._tokens * self._model.vocab_size)
-        wide = self._assignment.workload.task == "causal-lm" or self._model.model_type in _LOSS_IN_FP32
+        wide = self._model.has_wide_loss
         ledger.take("logits", 2 * logits, "logits")
         ledger.moment = "loss"
         ledger.take("logits in fp32", 4 * logits * wide, "logits")

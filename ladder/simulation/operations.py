@@ -12,16 +12,9 @@ from ladder.candidates import Effects
 from ladder.simulation.autocast import Autocast
 from ladder.simulation.operation import Block, Operation
 from ladder.simulation.partly_trained import PartlyTrained
-from ladder.workload.matrices import experts_of_a_token, num_experts
+from ladder.workload.modules import Module
 from ladder.workload.workload import ModelShape, Workload
 
-_DEFAULT_ACTIVATIONS = {
-    "opt": "relu",
-    "gpt2": "gelu_new",
-    "codegen": "gelu_new",
-    "gptj": "gelu_new",
-    "phi": "gelu_new",
-}
 _SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
 """Bytes per value besides the output (derived from transformers): ReLU saves only its output; `gelu_new`, which is
 Python code, saves its input, half of it, the tangent and one more sum. Others save their input."""
@@ -63,7 +56,7 @@ class Network:
             # Only decoder blocks, half of all, have cross-attention; every block is modelled as the mean of both kinds.
             operations += self._attention("cross", share=0.5)
         if self.model.gated_mlp:
-            operations += self._net_of_experts() if num_experts(self.model) > 1 else self._gated_net()
+            operations += self._net_of_experts() if self.model.num_experts > 1 else self._gated_net()
         else:
             operations += self._plain_net()
         missing = self._block_elements - sum(operation.elements for operation in operations)
@@ -123,7 +116,11 @@ class Network:
     def _num_biases(self) -> int:
         if not self.model.gated_mlp and not self.model.is_encoder_decoder:
             return 6
-        return 3 if self.model.model_type == "qwen2" else 0
+        return sum(each.elements > each.size > 0 for each in self._first_block)
+
+    @cached_property
+    def _first_block(self) -> list[Module]:
+        return [each for each in self.model.modules if each.layer == 0]
 
     def _norm(self, name: str, width: int) -> Operation:
         """RMSNorm is Python code that saves its fp32 input and a 16-bit value; LayerNorm, a kernel, only its input."""
@@ -168,7 +165,7 @@ class Network:
         model, h = self.model, int(self.model.hidden_size * share)
         q, k = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         small: list[Operation] = []
-        if model.model_type in ("qwen3", "qwen3_moe"):
+        if sum(each.kind == "other" and each.elements == model.head_dim for each in self._first_block) == 2:
             # These are not on the residual stream, so the gradient that they create replaces the one that they free.
             both = (self._norm("queries' norm", q), self._norm("keys' norm", k))
             small = [replace(each, others=model.head_dim, ends=each.makes) for each in both]
@@ -227,11 +224,11 @@ class Network:
         The copies are read by one grouped product. Their kernels sort, count, look up and scatter; looking up a value
         sorts indices again in backward.
         """
-        model, each = self.model, experts_of_a_token(self.model)
+        model, each = self.model, self.model.experts_of_a_token
         h, copies, f = model.hidden_size, each * model.hidden_size, each * model.intermediate_size
         return [
             self._norm("net norm", h),
-            self._product("router", h, num_experts(model), reads="n", saves=2.0 * h, ends=0.0, for_weight=2.0 * h),
+            self._product("router", h, model.num_experts, reads="n", saves=2.0 * h, ends=0.0, for_weight=2.0 * h),
             Operation(
                 name="sending",
                 saves=24.0 * each,
@@ -271,9 +268,9 @@ class Network:
         return Operation(name="gating", saves=kept, makes=kept, ends=2.0 * f, in_place=not keeps, traffic=6.0 * f)
 
     def _plain_net(self) -> list[Operation]:
-        h, f = self.model.hidden_size, self.model.intermediate_size * experts_of_a_token(self.model)
-        usual = self.model.config.get("hidden_act", _DEFAULT_ACTIVATIONS.get(self.model.model_type))
-        activation = self.model.config.get("activation_function", usual)
+        h, f = self.model.hidden_size, self.model.intermediate_size * self.model.experts_of_a_token
+        usual = "relu" if any(each.is_kept and each.reads == "f" for each in self._first_block) else None
+        activation = self.model.config.get("activation_function", self.model.config.get("hidden_act", usual))
         saves = _SAVED_BY_ACTIVATION.get(str(activation), 2)
         return [
             self._norm("net norm", h),

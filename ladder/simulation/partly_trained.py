@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ladder.simulation.operation import Block, Operation
-from ladder.workload.matrices import Matrix, matrices_of
+from ladder.workload.modules import Module
 from ladder.workload.trained import BYTES_OF_A_WEIGHT, adapter_elements, frozen_of, targets_of
 from ladder.workload.workload import Workload
 
@@ -23,16 +23,14 @@ class PartlyTrained:
         self._lora, self._load_in = workload.lora, workload.load_in
         self._num_layers, self._tied = workload.model.num_layers, workload.model.tied
         self._trains_head = workload.weights.trains_head
-        self._matrices = matrices_of(workload.model)
+        self._matrices = [each for each in workload.model.modules if each.size and each.share and each.elements]
         targets = targets_of(workload.lora, self._matrices)
-        if workload.lora is not None and not targets:  # names that are not known: as if all linear layers had one
-            targets = tuple(each for each in self._matrices if each.is_linear)
         frozen = self._matrices if workload.lora is not None else frozen_of(workload.freeze, self._matrices)
         self._targets, self._frozen = frozenset(targets), frozenset(frozen)
 
     def blocks(self, plain: Sequence[Operation]) -> tuple[Block, ...]:
         """All blocks, from the operations of one that is trained; equal ones are one object."""
-        own: dict[int, list[Matrix]] = {layer: [] for layer in range(self._num_layers)}
+        own: dict[int, list[Module]] = {layer: [] for layer in range(self._num_layers)}
         for matrix in self._matrices:
             if matrix.layer is not None:
                 own[matrix.layer].append(matrix)
@@ -54,7 +52,7 @@ class PartlyTrained:
         """Elements that are trained of the `table` of everything that is neither in a block nor the head."""
         if self._lora is not None:
             return 0
-        return table - sum(each.elements for each in self._frozen if each.layer is None and each.kind != "head")
+        return table - sum(each.size for each in self._frozen if each.layer is None and each.kind != "head")
 
     @property
     def num_outside(self) -> int:
@@ -71,7 +69,7 @@ class PartlyTrained:
             return 0
         return min((each.layer for each in trains if each.layer is not None), default=self._num_layers)
 
-    def _operations(self, plain: Sequence[Operation], matrices: Sequence[Matrix]) -> list[Operation]:
+    def _operations(self, plain: Sequence[Operation], matrices: Sequence[Module]) -> list[Operation]:
         """The operations of a block with these matrices."""
         trains = any(each not in self._frozen for each in matrices)
         needed = {each.reads for each in matrices if self._needs_input(each)}
@@ -93,19 +91,19 @@ class PartlyTrained:
                 operations.append(operation if trains else _frozen(operation))
         return operations
 
-    def _needs_input(self, matrix: Matrix) -> bool:
+    def _needs_input(self, matrix: Module) -> bool:
         """Whether what the layer reads is saved; dropout makes a copy of its own."""
         reads = matrix in self._targets and (self._lora is None or not self._lora.dropout)
         return matrix not in self._frozen or reads or self._holds_input(matrix)
 
-    def _holds_input(self, matrix: Matrix) -> bool:
+    def _holds_input(self, matrix: Module) -> bool:
         """In 8 bits the layer's function keeps its input for nothing, beside what autograd saves and can drop."""
-        return self._load_in == "8bit" and matrix.is_linear
+        return self._load_in == "8bit" and matrix.packs
 
-    def _layer(self, operation: Operation, matrix: Matrix, *, keeps_input: bool) -> Operation:
+    def _layer(self, operation: Operation, matrix: Module, *, keeps_input: bool) -> Operation:
         """A linear layer that may be frozen or quantised."""
         saves = operation.saves - (0.0 if keeps_input else operation.for_weight)
-        packed = self._load_in is not None and matrix.is_linear
+        packed = self._load_in is not None and matrix.packs
         size = operation.weight[0] * operation.weight[1]
         return replace(
             operation,
@@ -115,12 +113,12 @@ class PartlyTrained:
             unpacks=2.0 * size if packed else 0.0,
         )
 
-    def _adapter(self, matrix: Matrix) -> list[Operation]:
+    def _adapter(self, matrix: Module) -> list[Operation]:
         """peft's passes beside a layer: result + B(A(dropout(x))) · scaling, each a kernel or two."""
         lora, inputs, outputs = self._lora, matrix.inputs, matrix.outputs
         assert lora is not None
         if matrix.kind == "experts":  # their weights are changed before each pass, and saved as they then are
-            size = 2.0 * matrix.elements
+            size = 2.0 * matrix.size
             both = adapter_elements(lora, matrix)
             return [Operation(name="changed experts", others=both, tensors=2, fixed=size, unpacks=size, kernels=8)]
         operations = []
@@ -155,10 +153,10 @@ class PartlyTrained:
         return operations
 
     def _biases(
-        self, biases: Operation, plain: Sequence[Operation], of: Mapping[int, Matrix], matrices: Iterable[Matrix]
+        self, biases: Operation, plain: Sequence[Operation], of: Mapping[int, Module], matrices: Iterable[Module]
     ) -> list[Operation]:
         """What belongs to no other operation, as inactive experts do: the part that is trained, and the other."""
-        free = sum(each.elements for each in plain) - sum(each.elements for each in matrices if each in self._frozen)
+        free = sum(each.elements for each in plain) - sum(each.size for each in matrices if each in self._frozen)
         for place, each in enumerate(plain):
             if each is not biases and of.get(place) not in self._frozen:
                 free -= each.elements
@@ -169,9 +167,9 @@ class PartlyTrained:
         ]
 
 
-def _matrix_of(plain: Sequence[Operation], matrices: Sequence[Matrix]) -> Mapping[int, Matrix]:
+def _matrix_of(plain: Sequence[Operation], matrices: Sequence[Module]) -> Mapping[int, Module]:
     """By place of a product: its matrix. A fused matrix stands for several products."""
-    found: dict[int, Matrix] = {}
+    found: dict[int, Module] = {}
     for letter in {each.reads for each in plain if each.reads}:
         places = [place for place, each in enumerate(plain) if each.reads == letter]
         own = [matrix for matrix in matrices if matrix.reads == letter]
@@ -191,7 +189,7 @@ def _frozen(operation: Operation) -> Operation:
     return replace(operation, trained=False, saves=operation.saves - operation.for_weight)
 
 
-def _magnitude(matrix: Matrix) -> Operation:
+def _magnitude(matrix: Module) -> Operation:
     """DoRA's magnitudes: the norm of the changed weight, which is written for it, and two products with the output."""
     return Operation(
         name="adapter magnitude",
@@ -201,6 +199,6 @@ def _magnitude(matrix: Matrix) -> Operation:
         makes=2.0 * matrix.outputs,
         ends=2.0 * matrix.outputs,
         traffic=14.0 * matrix.outputs,
-        unpacks=2.0 * matrix.elements,
+        unpacks=2.0 * matrix.size,
         kernels=12,
     )

@@ -6,21 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Effects, Export, Library, Problem, Rung, Technique, Terms
-from ladder.workload.workload import Workload
+from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
-FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
-"""Families whose norms, MLPs and causal-lm loss liger-kernel 0.8 replaces."""
 _LARGE_VOCABULARY = 100_000
 """From this vocabulary size on, installing it is recommended. Chosen: with fewer tokens, logits rarely set the peak."""
 _COMPUTE_DOUBT = 0.05
 """The uncertainty of the seconds of computing. Chosen."""
-_MOVED, _MOVED_BY_LOSS = 3.0, 14.0
-"""Bytes moved for each byte kept by a block, and for each logit. Measured: chosen so that eleven answers for Llama with
-1 and 7 billion parameters on one H200, LoRA and QLoRA among them, are predicted within 10 %
-(benchmarks/results/1xh200-adapters)."""
-_LAUNCHES = 1.9
-"""Launching a block's kernels over launching a Llama block's own. They are fewer, but Python starts each. Measured:
-5.1 to 6.6 ms a block of Llama-3.2-1B on H100 and H200, and 2.9 ms without (benchmarks/results/runs and sweeps)."""
+_MOVED_BY_LOSS = 14.0
+"""Bytes moved for each logit. Measured: chosen so that eleven answers for Llama with 1 and 7 billion parameters on one
+H200, LoRA and QLoRA among them, are predicted within 10 % (benchmarks/results/1xh200-adapters)."""
 # Everything that axolotl's plugin can switch on for a Llama-like model, as the Trainer's `use_liger_kernel` does.
 _AXOLOTL = ("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy")
 
@@ -46,8 +40,8 @@ class Liger(Technique):
     def refusal(self, workload: Workload, device: str) -> str:
         if not self._knows(workload):
             return (
-                f"Liger's kernels work with {', '.join(FAMILIES)} for causal-lm, but not with "
-                f"{workload.model.model_type} for {workload.task}; leave out --liger."
+                f"The installed liger-kernel has no kernels for {workload.model.model_type} as {workload.task}; "
+                "leave out --liger."
             )
         return "Liger's kernels need a GPU; leave out --liger." if device == "cpu" else ""
 
@@ -65,19 +59,16 @@ class Liger(Technique):
             "may be much faster; `pip install liger-kernel` to try them."
         )
 
+    def block_of(self, model: ModelShape) -> CountedBlock | None:
+        return model.liger
+
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """A norm keeps its 16-bit input and its output, an MLP does not keep the activated gate; the loss is fused."""
-        gated = workload.model.gated_mlp
+        """The final norm keeps its 16-bit input and its output; the loss is fused."""
         return replace(
             terms,
-            norms=8 if gated else terms.norms,
-            net=6 if gated else terms.net,
             tail=4,
-            normalised=0,
             loss=_fused_loss(workload, terms.tokens),
             chunks=-(-terms.tokens // _chunk(workload, terms.tokens)),
-            moved=_MOVED,
-            launches=_LAUNCHES,
             moved_by_loss=_MOVED_BY_LOSS,
             doubts=(*terms.doubts, (self.name, _COMPUTE_DOUBT)),
             # Measured candidates never had their peak there.
@@ -100,7 +91,7 @@ class Liger(Technique):
         return Export({})
 
     def _knows(self, workload: Workload) -> bool:
-        return workload.task == "causal-lm" and workload.model.model_type in FAMILIES
+        return workload.task == "causal-lm" and workload.model.liger is not None
 
 
 def _fused_loss(workload: Workload, tokens: int) -> float:

@@ -26,8 +26,6 @@ from ladder.candidates import (
 from ladder.techniques.worth import SURE, WORTH
 from ladder.workload.workload import Workload
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose attention works with Ulysses in transformers, with as many key heads as their configuration says."""
 _IN_ENVIRONMENT = ("torchrun", "sbatch")
 """Exports that can hold environment variables."""
 
@@ -46,7 +44,7 @@ class Ulysses(Technique):
     effects = Effects(shares_sequence=True)
     why_not = (
         "sequences are shared at stage 3, by two or more GPUs of one host whose number divides the heads and the "
-        "sequence length, for causal-lm with llama, mistral, qwen2 or qwen3 and attention without a window"
+        "sequence length, for causal-lm with attention without a window"
     )
     shares_sequences = True
     is_tried_everywhere = False
@@ -64,8 +62,7 @@ class Ulysses(Technique):
             and problem.num_nodes == 1
             and ranks > 1
             and workload.task == "causal-lm"
-            and model.model_type in _FAMILIES
-            and not _has_window(workload)
+            and model.has_plain_attention
             and workload.seq_len % ranks == 0
             and model.num_heads % ranks == 0
             and (keys % ranks == 0 or ranks % keys == 0)
@@ -111,7 +108,7 @@ class Ulysses(Technique):
         heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
         passes = 2.0 + candidate.checkpointed
         sent = passes * model.num_layers * terms.tokens * 2.0 * heads * (world_size - 1) / world_size
-        return replace(terms, attention=terms.attention + shared, passing=terms.passing + 3 * shared, exchange=sent)
+        return replace(terms, kept=terms.kept + shared, passing=terms.passing + 3 * shared, exchange=sent)
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Variables for accelerate's ParallelismConfig, which the Trainer's files cannot set."""
@@ -142,14 +139,6 @@ class Ulysses(Technique):
             "in this answer ranks share each sequence, which only environment variables can configure; "
             f"use --for {' or '.join(_IN_ENVIRONMENT)}"
         )
-
-
-def _has_window(workload: Workload) -> bool:
-    """Whether attention has a sliding window. Mistral has one by default, Qwen only if its configuration says so."""
-    config, kind = workload.model.config, workload.model.model_type
-    is_used = config.get("use_sliding_window", not kind.startswith("qwen"))
-    windowed = is_used and config.get("sliding_window", 4096 if kind != "llama" else None) is not None
-    return bool(windowed or any(layer != "full_attention" for layer in config.get("layer_types") or ()))
 
 
 ULYSSES = Ulysses()

@@ -5,7 +5,8 @@ A program: it reads {"config": {…}, "task": "causal-lm" or null} from stdin an
     {"tasks": […], "sizes": {…}}    the tasks that the model can be trained for, and its sizes (`workload.counted`)
     {…, "uncounted": "…"}           likewise, without what a block does, as its code cannot be run without values
     {"tasks": []}                   transformers knows the model, but not as one of text
-    {"failed": "…"}                 transformers does not know it, or cannot build it
+    {"unknown": […]}                transformers does not know its type, but types that are written alike
+    {"failed": "…"}                 transformers cannot build it
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ladder.trial.count_block import counted_block
+from ladder.trial.count_block import Blocks, counted_blocks, kept_under_autocast, of_step
+from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
+from ladder.trial.count_liger import UnknownKernelError, with_liger
+from ladder.trial.count_modules import Row, add_adapters, compacted, name_what_they_read, rows_of
 from ladder.trial.model_class import auto_class, model_config, tasks_of
 from ladder.units import GIB
 from ladder.workload.workload import Task
@@ -41,6 +46,14 @@ _GATES = {"gate_proj", "gate_up_proj", "w3", "wi_1"}
 _ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "top_k")
 """What models call the number of experts that a token meets."""
 _HEADS = ("num_attention_heads", "num_heads")
+_LENGTHS = ("position", "seq_len", "n_ctx", "seq_length")
+"""Parts of what models call the length of their table of positions."""
+_SOFT_LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_positions")
+_SPARE_ROWS = 4
+"""A table of positions has at most so many rows more than it has positions. Chosen: OPT and BART have two."""
+_LONGEST_TRIED = 65_536
+"""Tokens. Chosen: tables of more positions are not computed, and a mask for more has too many values to be numbered."""
+_BY_LENGTH = ("kept_by_length", "moved_by_length", "flops_32_by_length")
 _STATES = ("state_size", "mamba_d_state", "ssm_state_size", "d_state", "lru_width", "linear_num_value_heads")
 """What models call the size of a state that goes from token to token."""
 _INTERMEDIATE = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "hidden_dim", "d_ff", "decoder_ffn_dim")
@@ -48,23 +61,109 @@ _INTERMEDIATE = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "hidde
 
 def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
     """What this program writes for the configuration `raw`. Raises what transformers raises."""
+    if raw["model_type"] not in CONFIG_MAPPING:
+        return {"unknown": _written_alike(raw["model_type"])}
     config = model_config(raw)
     tasks = tasks_of(config)
     if not tasks or (task is not None and task not in tasks):
         return {"tasks": tasks}
-    with torch.device("meta"):
-        model = auto_class(config, task or tasks[0]).from_config(config)
+
+    def build(dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+        with torch.device("meta"):
+            model: PreTrainedModel = auto_class(config, task or tasks[0]).from_config(config)
+        return model.to("meta", dtype)
+
+    model = build()
     sizes = _sizes(model, config)
+    reply: dict[str, Any] = {"tasks": tasks, "sizes": sizes}
+    blocks, share = _blocks(model), _products(model, config)
+    rows = rows_of(model, {name for name, _ in _text_modules(model)}, blocks, share)
     if sizes["is_recurrent"]:  # such code may go from token to token in Python
-        return {"tasks": tasks, "sizes": sizes}
+        reply["uncounted"] = "recurrent"
+    else:
+        try:
+            with at_most(_SECONDS):
+                _count_blocks(build, sizes, rows, config)
+        except (Exception, TooLong) as error:  # whatever its code raises
+            reply["uncounted"] = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(Exception):  # peft may refuse a model, and trials say so where adapters are asked for
+        add_adapters(rows, model)
+    sizes["rows"] = compacted(rows)
+    return reply
+
+
+def _count_blocks(build: Callable[..., PreTrainedModel], sizes: dict[str, Any], rows: list[Row], config: Any) -> None:
+    """Add to `sizes` what blocks do, and to `rows` what they read.
+
+    Blocks that are alike are run once, as each takes a tenth of a second; all of them where the model's code needs all.
+    """
+    kinds = kinds_of(_lists(build()), config.get_text_config())
+
+    def cut(dtype: torch.dtype = torch.bfloat16) -> Ran:
+        model = build(dtype)
+        return Ran(model, cut_to_kinds(_lists(model), kinds))
+
     try:
-        with at_most(_SECONDS):
-            blocks, positions = _blocks(model), sizes["max_positions"] or _number(config, "max_seq_len")
-            model = model.to("meta", torch.bfloat16)
-            sizes["block"] = counted_block(model, blocks, sizes["num_layers"], positions)
-    except (Exception, TooLong) as error:  # whatever its code raises
-        return {"tasks": tasks, "sizes": sizes, "uncounted": f"{type(error).__name__}: {error}"}
-    return {"tasks": tasks, "sizes": sizes}
+        sizes |= _of_blocks(cut, sizes, rows)
+    except Exception:
+        sizes |= _of_blocks(lambda dtype=torch.bfloat16: Ran.whole(build(dtype)), sizes, rows)
+    share_letters(rows, kinds)
+
+
+class Ran(NamedTuple):
+    """A model, and its blocks that are run."""
+
+    model: PreTrainedModel
+    blocks: Blocks
+
+    @classmethod
+    def whole(cls, model: PreTrainedModel) -> Ran:
+        """`model` with all its blocks."""
+        return cls(model, dict.fromkeys(_blocks(model), 1))
+
+
+def _of_blocks(build: Callable[..., Ran], sizes: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
+    """What blocks do, as fields of ModelShape. What they read is added to `rows`."""
+    depth, positions, made_for = (sizes[name] for name in ("num_layers", "max_positions", "made_for"))
+    ran = build()
+    known = positions or made_for
+    plain = counted_blocks(*ran, depth, known)
+    name_what_they_read(rows, ran.model, plain.inputs)
+    if _breaks_beyond(ran, made_for):
+        positions, made_for = made_for, None
+    found: dict[str, Any] = {"has_wide_loss": plain.has_wide_loss, "max_positions": positions, "made_for": made_for}
+    # A mask grows with the sequence too, at least where autocast makes one for each block.
+    grows = any(plain.of_a_layer[name] for name in (*_BY_LENGTH, "masked"))
+    wide = kept_under_autocast(*build(torch.float32), depth, known, by_length=grows)
+    found["block"] = plain.of_a_layer | wide
+    ran, in_32_bits = build(), build(torch.float32)
+    if with_liger(ran.model) and with_liger(in_32_bits.model):
+        try:
+            of_liger = counted_blocks(*ran, depth, known, by_length=grows).of_a_layer
+            found["liger"] = of_liger | kept_under_autocast(*in_32_bits, depth, known, by_length=grows)
+        except UnknownKernelError:  # its experts, for example: then it is taken to keep what the model itself does
+            found["liger"] = found["block"]
+    return found
+
+
+def _breaks_beyond(ran: Ran, length: int | None) -> bool:
+    """Whether the model's code fails with one token more than the `length` that it was made for."""
+    if length is None or length > _LONGEST_TRIED:
+        return False
+    try:
+        of_step(*ran, 1, length + 1, backward=False)
+    except Exception:  # whatever its code raises
+        return True
+    return False
+
+
+def _written_alike(model_type: str) -> list[str]:
+    """The types that are written like this one but for capitals, spaces and dashes."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_\s]+", "", name).lower()
+
+    return [name for name in CONFIG_MAPPING if plain(name) == plain(model_type)]
 
 
 class TooLong(BaseException):
@@ -73,18 +172,18 @@ class TooLong(BaseException):
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """TooLong in the body after `seconds`; in the main thread alone."""
+    """TooLong in the body after it has computed for `seconds`; in the main thread alone."""
 
     def end(*_: Any) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
@@ -96,13 +195,14 @@ def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
     shared = {p for block in blocks for p in block.parameters()} if times > 1 else set()
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     in_blocks = [sum(p.numel() for p in block.parameters() if p not in tables) for block in blocks]
-    products = sum(
-        number * (times if parameter in shared else 1) for parameter, number in _products(model, config, tables)
-    )
+    shares = _products(model, config)
+    products = sum(round(each.numel() * share) * (times if each in shared else 1) for each, share in shares.items())
     head = model.get_output_embeddings()
     tied = head is not None and head.weight in tables
     return {
         **_dimensions(text, model),
+        "experts_of_a_token": _number(text, *_ACTIVE_EXPERTS) or 1 if min(shares.values(), default=1.0) < 1 else 1,
+        "num_experts": round((_number(text, *_ACTIVE_EXPERTS) or 1) / min(shares.values(), default=1.0)),
         "num_layers": times * len(blocks) or depth,
         "section": _section(config, text),
         "num_parameters": sum(p.numel() for p in parameters),
@@ -114,6 +214,7 @@ def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
         "is_encoder_decoder": bool(config.is_encoder_decoder),
         "tied": tied,
         "fails_with_fsdp2": _fails_with_fsdp2(model),
+        "has_plain_attention": _has_plain_attention(text, model),
         "checkpoints": bool(model.supports_gradient_checkpointing),
         "is_recurrent": _number(text, *_STATES) is not None or _number(text, *_HEADS) is None,
     }
@@ -145,6 +246,13 @@ def _fails_with_fsdp2(model: PreTrainedModel) -> bool:
     return any(len(each) > 1 for each in units.values())
 
 
+def _has_plain_attention(text: Any, model: PreTrainedModel) -> bool:
+    kinds = set(getattr(text, "layer_types", None) or ())
+    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    takes_others = getattr(model, "_supports_attention_backend", False) and model._supports_sdpa
+    return bool(takes_others and window is None and kinds <= {"full_attention"})
+
+
 def _dimensions(text: Any, model: PreTrainedModel) -> dict[str, Any]:
     """The sizes that predictions need, under the names of ModelShape."""
     hidden = _number(text, "hidden_size") or 0
@@ -153,6 +261,7 @@ def _dimensions(text: Any, model: PreTrainedModel) -> dict[str, Any]:
     shapes = {tuple(parameter.shape[-2:]) for parameter in model.parameters()}
     named = {part for name, _ in model.named_parameters() for part in name.split(".")}
     double = {(2 * intermediate, hidden), (hidden, 2 * intermediate)}
+    most, made_for = _positions(text, model)
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -160,24 +269,42 @@ def _dimensions(text: Any, model: PreTrainedModel) -> dict[str, Any]:
         "num_kv_heads": _number(text, "num_key_value_heads") or heads,
         "head_dim": _number(text, "head_dim", "d_kv") or max(1, hidden // heads),
         "vocab_size": _number(text, "vocab_size") or 0,
-        "max_positions": _positions(text, model),
+        "max_positions": most,
+        "made_for": made_for,
         "gated_mlp": bool(named & _GATES) or bool(shapes & double),
     }
 
 
-def _positions(text: Any, model: PreTrainedModel) -> int | None:
-    """The longest sequence. Some families, as roberta, count positions from after the padding token's."""
-    positions = _number(text, "max_position_embeddings")
-    for name, module in model.named_modules():
-        if positions and name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return int(positions - module.padding_idx - 1)
-    return positions
+def _positions(text: Any, model: PreTrainedModel) -> tuple[int | None, int | None]:
+    """The longest sequence that has positions in a table, and the longest that others were made for.
+
+    The table may be one of embeddings or of numbers. Some models, as RoBERTa, count from after the padding token's.
+    """
+    named = {name: value for name, value in vars(text).items() if any(part in name for part in _LENGTHS)}
+    lengths = {value for value in named.values() if type(value) is int and value > 1}
+    inputs = model.get_input_embeddings()
+    for _, module in _text_modules(model):
+        tables = [each for each in module.buffers(recurse=False) if each.dim() > 1]
+        tables += [module.weight] if isinstance(module, nn.Embedding) and module is not inputs else []
+        for table in tables:
+            if found := [each for each in lengths if any(0 <= side - each <= _SPARE_ROWS for side in table.shape)]:
+                padding = getattr(module, "padding_idx", None)
+                reserved = 0 if padding is None or max(table.shape) > max(found) else padding + 1
+                return max(found) - reserved, None
+    made_for = _number(text, *_SOFT_LENGTHS)
+    scaling = getattr(text, "rope_parameters", None) or {}
+    if made_for is not None and scaling.get("original_max_position_embeddings") == made_for:
+        made_for = round(made_for * (scaling.get("factor") or 1.0))
+    return None, made_for
 
 
 def _number(config: Any, *names: str) -> int | None:
     """The first of `names` that `config` has as a number above zero; of one for each layer, the largest."""
     for name in names:
-        value = getattr(config, name, None)
+        try:
+            value = getattr(config, name, None)
+        except Exception:  # each layer has its own, says an error that derives from nothing more
+            continue
         if isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
             return int(max(value))
         if type(value) is int and value > 0:
@@ -205,36 +332,42 @@ def _text_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 
 def _blocks(model: PreTrainedModel) -> list[nn.Module]:
     """The language model's blocks, of encoder and decoder together."""
+    return [block for blocks in _lists(model) for block in blocks]
+
+
+def _lists(model: PreTrainedModel) -> list[nn.ModuleList]:
+    """Its stacks of blocks."""
     lists: dict[str, nn.ModuleList] = {}
     for name, module in _text_modules(model):
         if isinstance(module, nn.ModuleList) and not name.startswith(tuple(f"{outer}." for outer in lists)):
             lists[name] = module
     sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in lists.items()}
     least = _SMALL_LIST * max(sizes.values(), default=0)
-    return [block for name, module in lists.items() if sizes[name] > least for block in module]
+    return [module for name, module in lists.items() if sizes[name] > least]
 
 
-def _products(model: PreTrainedModel, config: Any, tables: set[Any]) -> Iterator[tuple[Any, int]]:
-    """The matrices, with how many of their elements a token is multiplied with: of experts, the active ones."""
+def _products(model: PreTrainedModel, config: Any) -> dict[nn.Parameter, float]:
+    """The matrices that tokens are multiplied with, and the share of the tokens: of experts, the active ones."""
     active = _number(config.get_text_config(), *_ACTIVE_EXPERTS)
-    seen: set[Any] = set()
+    seen = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    shares: dict[nn.Parameter, float] = {}
     for prefix, module in _text_modules(model):
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            if parameter.dim() < 2 or parameter in tables or parameter in seen:
+            if parameter.dim() < 2 or parameter in seen or parameter in shares:
                 continue
-            seen.add(parameter)
-            share = 1.0
-            if active is not None and "experts" in (parts := name.split(".")):
-                share = min(1.0, active / _experts(model, parts, parameter))
-            yield parameter, round(parameter.numel() * share)
+            experts = _experts(model, module, name, parameter)
+            shares[parameter] = min(1.0, active / experts) if active and experts > 1 else 1.0
+    return shares
 
 
-def _experts(model: PreTrainedModel, parts: list[str], parameter: Any) -> int:
+def _experts(model: PreTrainedModel, module: nn.Module, name: str, parameter: nn.Parameter) -> int:
     """How many experts `parameter` is one of, or holds: all may be in one tensor."""
-    place = parts.index("experts")
-    if parts[place + 1].isdigit():
-        return len(list(model.get_submodule(".".join(parts[: place + 1])).children()))
-    return int(parameter.shape[0]) if parameter.dim() == 3 else 1
+    if parameter.dim() == 3 and not isinstance(module, nn.Conv1d):
+        return int(parameter.shape[0])
+    outer, _, number = name.rpartition(".experts.")
+    if outer and number.split(".")[0].isdigit():
+        return len(list(model.get_submodule(f"{outer}.experts").children()))
+    return 1
 
 
 def main() -> int:

@@ -20,7 +20,6 @@ from ladder.search.speed import lessons
 from ladder.tuning.earlier_steps import EarlierSteps
 from ladder.tuning.preparation import rank_environment, without_gpus
 from ladder.tuning.tune_events import Note, Subscriber
-from ladder.workload.matrices import matrices_of
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -98,5 +97,5 @@ def _teaches(workload: Workload) -> bool:
     the prediction counts no cost of routing tokens to experts. Measured: adapters of a mixture of experts with 3
     billion parameters took twice as long as predicted on an H200.
     """
-    has_experts = any(matrix.kind == "experts" for matrix in matrices_of(workload.model))
+    has_experts = any(each.kind == "experts" for each in workload.model.modules)
     return workload.script is None and not has_experts

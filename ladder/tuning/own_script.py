@@ -24,7 +24,7 @@ from ladder.units import parameters_in_words
 from ladder.workload.counted import Count
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in, told
-from ladder.workload.shapes import shape_from_config
+from ladder.workload.shapes import roughly_shaped, shape_from_config
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
 
 _AGAIN = 3.0
@@ -73,7 +73,8 @@ def shape_of(script: Script, count: Count | None = None) -> ModelShape:
     except ModelNotAccessibleError as error:
         # A class that trains no language has no count, but the look has counted its parameters.
         with suppress(ModelNotAccessibleError):
-            return _with_parameters(shape_from_config(config, name=name, source=source), facts)
+            rough = roughly_shaped(config, name=name, source=source, task=task_of(script))
+            return _with_parameters(rough, facts)
         raise UsageError(f"The script cannot be tuned: the size of its model is not known ({error})") from None
 
 

@@ -13,7 +13,7 @@ from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import digest_of, shown
 from ladder.workload.lora import Lora, lora_from_file
-from ladder.workload.shapes import default_seq_len, depth_of, usual_task
+from ladder.workload.shapes import default_seq_len, depth_of
 from ladder.workload.trained import check_trained
 from ladder.workload.workload import ModelShape, Task, Workload
 
@@ -51,6 +51,8 @@ def workload_of(
         raise UsageError(
             f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
         )
+    if model.made_for is not None and seq_len > model.made_for:
+        note(f"Sequences of {seq_len:,} tokens are longer than the {model.made_for:,} that the model was made for.")
     check_trained(model, settings.get("lora"), settings.get("load_in"), settings.get("freeze", ()))
     usual = -(-_DEFAULT_BATCH // world_size) * world_size
     if global_batch_size is None and usual != _DEFAULT_BATCH:
@@ -60,7 +62,7 @@ def workload_of(
         )
     return Workload(
         model=model,
-        task=task or usual_task(model),
+        task=task or model.task,
         seq_len=seq_len,
         global_batch_size=global_batch_size or usual,
         **settings,

@@ -22,7 +22,7 @@ from ladder.search.cost import (
     SCRIPT_STEPS,
     sustained_seconds,
 )
-from ladder.workload.matrices import products_of
+from ladder.workload.modules import products_of
 from ladder.workload.workload import Workload
 
 _SCRIPT_PROOF = {"minimum": SCRIPT_STEPS, "maximum": 1000, "seconds": SCRIPT_SECONDS, "target_spread": 0.0}

@@ -1,76 +1,78 @@
-"""The shape of a model whose parameters transformers' own class has counted, and that model with fewer layers."""
+"""What transformers' own class counts of a model: as shipped for the bundled ones, or asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.workload.config_guard import shorten
-from ladder.workload.workload import CountedBlock, ModelShape, Source, Task
+from ladder.text import digest_of
+from ladder.workload.workload import Task
+
+_SAID = 160
+"""Characters of what transformers says. Chosen: two lines."""
 
 
 @dataclass(frozen=True)
 class Counted:
     """What `ladder.trial.count` found of a configuration."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...] = ()
     """Those that the model can be trained for, the usual one first; none for a model of anything but text."""
-    sizes: Mapping[str, Any] | None
+    sizes: Mapping[str, Any] | None = None
     """Fields of ModelShape, and `is_recurrent`; None if the model cannot be trained for the task that was asked for."""
+    spellings: Sequence[str] | None = None
+    """Names like that of the model's type, where transformers does not know it; None where it does."""
+    problem: str = ""
+    """Why there is nothing: a sentence without its full stop."""
 
 
-Count = Callable[[Mapping[str, Any], Task | None], Counted | None]
-"""Counts the model of a checked configuration for a task, or for its usual one; None if that does not work here."""
+Count = Callable[[Mapping[str, Any], Task | None], Counted]
+"""Counts the model of a checked configuration for a task, or for its usual one."""
 
 
-def shape_of_counted(
-    config: Mapping[str, Any], counted: Counted, *, name: str, source: Source, task: Task | None, note: str = ""
-) -> ModelShape:
-    """The shape of the model of `config` with the sizes in `counted`.
-
-    ModelNotAccessibleError if it is no model of text, UsageError if it cannot be trained for `task`.
-    """
-    model_type = config["model_type"]
-    if not counted.tasks:
-        raise ModelNotAccessibleError(
-            f"{shorten(name)} cannot be trained here: transformers has no class for {shorten(model_type)} that learns "
-            "text (causal-lm, masked-lm or seq2seq-lm); name a language model."
-        )
-    if counted.sizes is None:
-        possible = " or ".join(counted.tasks)
-        raise UsageError(f"A {shorten(model_type)} model is trained as {possible}, not as {task}; leave --task out.")
-    sizes = dict(counted.sizes)
-    block = sizes.pop("block", None)
-    if sizes.pop("is_recurrent"):
-        note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
-        note += "attention; trials measure it."
-    elif block is None:
-        note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
-        note += "first predicted as a usual layer's; trials measure them."
-    fields = {"config": dict(config), "model_type": model_type, "task": task or counted.tasks[0]}
-    own = CountedBlock(**block) if block else None
-    return ModelShape(name=name, source=source, note=note.strip(), block=own, **fields, **sizes)
+def counted_from(reply: Mapping[str, Any]) -> Counted:
+    """What a reply of `ladder.trial.count` says."""
+    if "tasks" in reply:
+        return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+    if "unknown" in reply:
+        return Counted(spellings=tuple(reply["unknown"]))
+    said = " ".join(str(reply["failed"]).split())
+    return Counted(problem=f"transformers cannot build it ({said[:_SAID]})")
 
 
-def scaled(shape: ModelShape, config: Mapping[str, Any], num_layers: int, vocab_size: int) -> ModelShape:
-    """`shape` with `num_layers` of its layers and `vocab_size` tokens, whose configuration is `config`.
+def digest(config: Mapping[str, Any]) -> str:
+    """By which what is counted of `config` is kept."""
+    return digest_of(dict(config), 16)
 
-    The counts are an estimate where layers differ, as they take the mean, and where embeddings are narrow. Probes use
-    them, and no user sees them.
-    """
-    left = num_layers / shape.num_layers
-    table = shape.vocab_size * shape.hidden_size
-    fewer_tokens = (shape.vocab_size - vocab_size) * shape.hidden_size
-    gone = round(shape.num_parameters_in_blocks * (1 - left)) + fewer_tokens * (1 if shape.tied else 2)
-    products = max(0, shape.num_matmul_parameters - table)
-    changes = {
-        "config": dict(config),
-        "num_layers": num_layers,
-        "vocab_size": vocab_size,
-        "num_parameters": max(1, shape.num_parameters - gone),
-        "num_parameters_in_blocks": round(shape.num_parameters_in_blocks * left),
-        "num_matmul_parameters": round(products * left) + table - fewer_tokens,
-    }
-    return ModelShape(**vars(shape) | changes)
+
+def shipped(config: Mapping[str, Any], task: Task | None) -> Counted | None:
+    """What was counted of a bundled model with exactly this `config`, for its usual task; None for all others."""
+    reply = _all_shipped().get(digest(config))
+    if reply is None or task not in (None, reply["tasks"][0]):
+        return None
+    return counted_from(reply)
+
+
+@cache
+def _all_shipped() -> dict[str, dict[str, Any]]:
+    """By digest: the replies for the bundled models, which `scripts/count_bundled.py` writes."""
+    replies: dict[str, dict[str, Any]] = {}
+    for folder in FOLDERS:
+        for path in sorted(folder.glob("*.json")):
+            replies |= json.loads(path.read_text(encoding="utf-8"))
+    return replies
+
+
+def _folders() -> list[Path]:
+    package = Path(__file__).resolve().parent.parent
+    # In a wheel configs/ is inside the package; in a checkout it is beside the package.
+    found = (package / "configs" / "counted", package.parent / "configs" / "counted")
+    return [next((folder for folder in found if folder.parent.is_dir()), found[0])]
+
+
+FOLDERS = _folders()
+"""Where replies are kept that come with ladder."""

@@ -1,15 +1,16 @@
-"""Turns a config.json into a ModelShape; default task and sequence length; the same model with fewer layers."""
+"""Turns a config.json into a ModelShape; default sequence length; the same model with fewer layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from ladder.errors import UsageError
-from ladder.workload.config_guard import ConfigReader, shorten
-from ladder.workload.counted import Count, scaled, shape_of_counted
-from ladder.workload.families import FAMILIES, Parts, parts_of
-from ladder.workload.workload import ModelShape, Source, Task
+from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.workload.config_guard import OWN_CODE_NOTE, ConfigReader, shorten
+from ladder.workload.counted import Count, Counted, shipped
+from ladder.workload.modules import expanded, multiplied, with_fewer_layers
+from ladder.workload.workload import CountedBlock, ModelShape, Source, Task
 
 _LAYER_KEYS = (
     "num_hidden_layers",
@@ -31,85 +32,110 @@ def shape_from_config(
     task: Task | None = None,
     count: Count | None = None,
 ) -> ModelShape:
-    """The shape of the model that `config`, the content of a config.json, describes.
+    """The shape of the model that `config`, the content of a config.json, describes, for `task` or its usual one.
 
-    A family that is not known here is counted by `count`, for `task` or its usual one. Without that, or if it does not
-    work, the counts are an estimate, and the shape's `note` says so. ModelNotAccessibleError if a needed field is
-    missing or invalid, UsageError if a model that was counted cannot be trained for `task`.
+    It is as shipped for a bundled model, or else as `count` finds it. ModelNotAccessibleError if there is neither or it
+    is no model of text, UsageError if it cannot be trained for `task`.
     """
     reader = ConfigReader(config, name)
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
+    if model_type is None or model_type == "":
         raise reader.refuse("model_type is missing")
+    if not isinstance(model_type, str):
+        raise reader.refuse(f"model_type is {shorten(model_type)}, not a name")
     if config.get("per_layer_config"):
         raise reader.refuse("its layers differ (per_layer_config), which is not supported")
-    if model_type not in FAMILIES and count is not None and (counted := count(config, task)) is not None:
-        return shape_of_counted(config, counted, name=name, source=source, task=task, note=note)
-    parts = parts_of(reader)
-    if parts.estimated:
-        estimate = (
-            f"Parameter counts of model type {shorten(model_type)} are an estimate; trials measure the real model."
+    counted = shipped(config, task) or (count(config, task) if count is not None else Counted(problem=_NOBODY))
+    if counted.spellings is not None:
+        raise reader.refuse(_unknown(model_type, counted.spellings, needs_code=OWN_CODE_NOTE in note))
+    if counted.problem:
+        raise reader.refuse(counted.problem)
+    if not counted.tasks:
+        raise ModelNotAccessibleError(
+            f"{shorten(name)} cannot be trained here: transformers has no class for {shorten(model_type)} that learns "
+            "text (causal-lm, masked-lm or seq2seq-lm); name a language model."
         )
-        note = f"{note} {estimate}".strip()
-    sizes = _sizes_of(parts)
-    return ModelShape(name=name, source=source, config=dict(config), model_type=model_type, note=note, **sizes)
+    if counted.sizes is None:
+        possible = " or ".join(counted.tasks)
+        raise UsageError(f"A {shorten(model_type)} model is trained as {possible}, not as {task}; leave --task out.")
+    return shape_from_sizes(
+        counted.sizes, config=config, name=name, source=source, note=note, task=task or counted.tasks[0]
+    )
 
 
-def _sizes_of(parts: Parts) -> dict[str, Any]:
-    """The sizes of ModelShape that follow from the tensors."""
-    block_matrices = sum(block.count * sum(block.matrices) for block in parts.blocks)
-    block_others = sum(block.count * block.others for block in parts.blocks)
-    outside = sum(parts.tables) + sum(parts.matrices) + parts.others + (0 if parts.tied else parts.head)
-    return {
-        "hidden_size": parts.hidden,
-        "intermediate_size": parts.intermediate,
-        "num_layers": sum(block.count for block in parts.blocks),
-        "num_heads": parts.heads,
-        "num_kv_heads": parts.kv_heads,
-        "head_dim": parts.head_dim,
-        "vocab_size": parts.vocab,
-        "max_positions": parts.max_positions,
-        "num_parameters": block_matrices + block_others + outside,
-        "num_matmul_parameters": block_matrices + sum(parts.matrices) + parts.head,
-        "num_block_parameters": max(sum(block.matrices) + block.others for block in parts.blocks),
-        "largest_parameter": max(
-            parts.fused, *parts.tables, *parts.matrices, *(m for block in parts.blocks for m in block.matrices)
-        ),
-        "gated_mlp": parts.gated,
-        "is_encoder_decoder": len(parts.blocks) > 1,
-        "tied": parts.tied,
-        "fails_with_fsdp2": parts.fails_with_fsdp2,
-        "section": parts.section,
-    }
+_NOBODY = "no transformers was asked what it has"
 
 
-def default_task(model_type: str, config: Mapping[str, Any]) -> Task:
-    """The usual training task for a model of this type, from its family or else from `architectures`."""
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    if model_type in ("t5", "mt5") or config.get("is_encoder_decoder") is True:
-        return "seq2seq-lm"
-    if model_type in ("bert", "roberta") or any(str(name).endswith("ForMaskedLM") for name in names):
-        return "masked-lm"
-    return "causal-lm"
+def _unknown(model_type: str, spellings: Sequence[str], *, needs_code: bool) -> str:
+    """What to do about a type that transformers does not know, to follow "cannot be used:"."""
+    what = f"transformers does not know model type {shorten(model_type)}"
+    if needs_code:
+        return (
+            f"{what}, so it needs code from the Hub, which ladder never runs; give a model that transformers has a "
+            "class for, or your training script behind `--`"
+        )
+    if spellings:
+        return f"{what}; write {' or '.join(map(repr, spellings))} in its config.json"
+    return f"{what}; a newer transformers may, or give your training script behind `--`"
 
 
-def check_task(model_type: str, config: Mapping[str, Any], task: Task) -> None:
-    """Raise UsageError if a model of a known family cannot be trained for `task`."""
-    possible = default_task(model_type, config)
-    if model_type in FAMILIES and task != possible:
-        raise UsageError(f"A {model_type} model is trained as {possible}, not as {task}; leave --task out.")
+def shape_from_sizes(sizes: Mapping[str, Any], *, note: str = "", **own: Any) -> ModelShape:
+    """The shape with these `sizes`, which were counted, and fields of its `own`."""
+    sizes = dict(sizes)
+    blocks = {key: sizes.pop(key, None) for key in ("block", "liger")}
+    model_type = own["config"]["model_type"]
+    if sizes.pop("is_recurrent"):
+        note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
+        note += "attention; trials measure it."
+    elif blocks["block"] is None:
+        note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
+        note += "first predicted as a usual layer's; trials measure them."
+    sizes |= {key: CountedBlock(**block) if block else None for key, block in blocks.items()}
+    sizes |= {**own, "config": dict(own["config"]), "rows": tuple(sizes["rows"])}
+    return ModelShape(model_type=model_type, note=note.strip(), **sizes)
 
 
-def usual_task(shape: ModelShape) -> Task:
-    """The task that a model of this shape is trained for unless the user names another."""
-    return shape.task or default_task(shape.model_type, shape.config)
+def roughly_shaped(config: Mapping[str, Any], *, name: str, source: Source, task: Task) -> ModelShape:
+    """The shape of a model that learns no text, as a script's own may be: of usual layers with the sizes in `config`.
+
+    ModelNotAccessibleError if a size is missing.
+    """
+    reader = ConfigReader(config, name)
+    hidden = reader.size("hidden_size", "n_embd", "d_model", "dim")
+    heads = reader.size("num_attention_heads", "n_head", "n_heads", "num_heads", default=max(1, hidden // 64))
+    layers = reader.layers("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    net = reader.size("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", default=4 * hidden)
+    vocabulary = reader.size("vocab_size", default=1)
+    of_block = 4 * hidden**2 + 2 * hidden * net
+    outside = vocabulary * hidden
+    return ModelShape(
+        name=name,
+        source=source,
+        config=dict(config),
+        model_type=str(config.get("model_type")),
+        hidden_size=hidden,
+        intermediate_size=net,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=max(1, hidden // heads),
+        vocab_size=vocabulary,
+        max_positions=None,
+        num_parameters=layers * of_block + outside,
+        num_matmul_parameters=layers * of_block + outside,
+        num_block_parameters=of_block,
+        num_parameters_in_blocks=layers * of_block,
+        largest_parameter=max(hidden * net, outside),
+        gated_mlp=False,
+        is_encoder_decoder=False,
+        task=task,
+    )
 
 
 def default_seq_len(shape: ModelShape) -> int:
     """The default sequence length in tokens: 2048, or less if the model has fewer positions; 512 with an encoder."""
     usual = 512 if shape.is_encoder_decoder else 2048  # T5 was trained with 512; its relative positions have no limit
-    return min(usual, shape.max_positions or usual)
+    return min(usual, shape.max_positions or shape.made_for or usual)
 
 
 def depth_of(shape: ModelShape) -> int:
@@ -151,9 +177,7 @@ def with_vocabulary(shape: ModelShape, most: int) -> ModelShape:
 
 def shape_again(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
     """The shape of `config`, which is that of `shape` or one that `with_layers` made of it."""
-    if shape.task is None:
-        return shape_from_config(config, name=shape.name, source=shape.source)
-    again = ModelShape(**{**vars(shape), "config": dict(config)})
+    again = ModelShape(**{**_fields(shape), "config": dict(config)})
     return shape if shape.config == config else with_layers(shape, depth_of(again))
 
 
@@ -165,12 +189,35 @@ def _sizes(shape: ModelShape) -> dict[str, Any]:
 def _changed(
     shape: ModelShape, sizes: Mapping[str, Any], *, num_layers: int | None = None, vocab_size: int | None = None
 ) -> ModelShape:
-    """`shape` with these `sizes`; for one that was counted also their numbers, as counting takes a process."""
+    """`shape` with these `sizes`, and with the counts that follow from them, as counting takes a process.
+
+    They are an estimate where layers differ, as blocks are the mean of all, and where embeddings are narrow. Probes use
+    them, and no user sees them.
+    """
     config = {**shape.config, shape.section: dict(sizes)} if shape.section else dict(sizes)
-    if shape.task is not None:
-        return scaled(shape, config, num_layers or shape.num_layers, vocab_size or shape.vocab_size)
-    changed = shape_from_config(config, name=shape.name, source=shape.source)
-    return ModelShape(**{**vars(changed), "note": shape.note})
+    num_layers, vocab_size = num_layers or shape.num_layers, vocab_size or shape.vocab_size
+    rows = with_fewer_layers(shape.rows, num_layers // (2 if shape.is_encoder_decoder else 1))
+    gone = sum(each.elements for each in shape.modules) - sum(each.elements for each in expanded(rows))
+    products = multiplied(shape.modules) - multiplied(expanded(rows))
+    if not gone:  # layers that share their parameters take none along
+        products = (1 - num_layers / shape.num_layers) * (
+            shape.num_matmul_parameters - shape.vocab_size * shape.hidden_size
+        )
+    fewer_tokens = (shape.vocab_size - vocab_size) * shape.hidden_size
+    changes = {
+        "config": config,
+        "num_layers": num_layers,
+        "vocab_size": vocab_size,
+        "num_parameters": shape.num_parameters - gone - fewer_tokens * (1 if shape.tied else 2),
+        "num_parameters_in_blocks": shape.num_parameters_in_blocks - gone,
+        "num_matmul_parameters": round(shape.num_matmul_parameters - products - fewer_tokens),
+        "rows": rows,
+    }
+    return ModelShape(**_fields(shape) | changes)
+
+
+def _fields(shape: ModelShape) -> dict[str, Any]:
+    return {field.name: getattr(shape, field.name) for field in fields(shape)}
 
 
 def _as_list(value: Any) -> list[Any]:

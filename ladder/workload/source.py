@@ -20,7 +20,7 @@ from ladder.errors import ModelNotAccessibleError
 from ladder.units import MIB
 from ladder.workload.config_guard import checked_config, shorten
 from ladder.workload.counted import Count
-from ladder.workload.shapes import check_task, shape_from_config
+from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import ModelShape, Source, Task
 
 HUB_REQUEST_SECONDS = 4.0
@@ -63,10 +63,7 @@ def resolve_model(text: str, *, task: Task | None = None, count: Count | None = 
             f"{shorten(text)} is not a model; give a Hub id, a folder with a config.json, or a bundled name."
         )
     found = found or _from_bundled(text) or _from_hub(text)
-    shape = shape_from_config(found.config, name=text, source=found.source, note=found.note, task=task, count=count)
-    if task is not None:
-        check_task(shape.model_type, shape.config, task)
-    return shape
+    return shape_from_config(found.config, name=text, source=found.source, note=found.note, task=task, count=count)
 
 
 @cache
@@ -316,5 +313,5 @@ def _cached(hub_id: str) -> Path:
 def _advice(text: str) -> str:
     """What to do instead, with the bundled names that look like `text`."""
     close = difflib.get_close_matches(text.lower().rsplit("/", 1)[-1], bundled_models(), n=3, cutoff=0.5)
-    names = f" such as {' or '.join(close)}" if close else f" ({', '.join(bundled_models())})"
+    names = f" such as {' or '.join(close)}" if close else " (`ladder models` lists them)"
     return f"give a folder with its config.json, or a bundled name{names}."

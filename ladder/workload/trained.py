@@ -14,7 +14,7 @@ from ladder.errors import UsageError
 from ladder.text import shown
 from ladder.units import parameters_in_words
 from ladder.workload.lora import ALL_LINEAR, Lora
-from ladder.workload.matrices import Matrix, has_known_names, matrices_of
+from ladder.workload.modules import Module
 
 if TYPE_CHECKING:
     from ladder.workload.workload import ModelShape, Workload
@@ -45,9 +45,9 @@ class Weights:
     """The share of the blocks whose own weights are trained."""
     reached_blocks: float = 1.0
     """The share of the blocks through which backward has to go: all from the first that trains anything."""
-    adapted: tuple[Matrix, ...] = ()
+    adapted: tuple[Module, ...] = ()
     """The linear layers of a block that have adapters."""
-    packed: tuple[Matrix, ...] = ()
+    packed: tuple[Module, ...] = ()
     """The linear layers of a block that are quantised."""
 
     @property
@@ -61,26 +61,21 @@ def weights_of(workload: Workload) -> Weights:
     model = workload.model
     if workload.lora is None and not workload.freeze:
         return _of_its_own(workload)
-    matrices = matrices_of(model)
-    targets = targets_of(workload.lora, matrices)
-    if workload.lora is not None and not targets:  # a family whose names are not known: as if all layers had one
-        targets = tuple(matrix for matrix in matrices if matrix.is_linear)
-    quantised = [matrix for matrix in matrices if matrix.is_linear] if workload.load_in else []
-    num_quantised = sum(matrix.elements for matrix in quantised)
-    saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_quantised
-    adapters = sum(adapter_elements(workload.lora, matrix) for matrix in targets)
-    frozen = matrices if workload.lora is not None else frozen_of(workload.freeze, matrices)
-    left_out = set(frozen)
-    free = [matrix for matrix in matrices if matrix not in left_out]
+    modules = model.modules
+    targets = targets_of(workload.lora, modules)
+    packed = [each for each in modules if each.packs] if workload.load_in else []
+    num_packed = sum(each.size for each in packed)
+    saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_packed
+    adapters = sum(adapter_elements(workload.lora, each) for each in targets)
+    frozen = modules if workload.lora is not None else frozen_of(workload.freeze, modules)
+    left_out = {each.name for each in frozen}
+    free = [each for each in modules if each.name not in left_out]
     trained = adapters
     if workload.lora is None:
-        trained = model.num_parameters - sum(matrix.elements for matrix in frozen)
+        trained = model.num_parameters - sum(each.elements for each in frozen)
     elif workload.script is not None:  # which may train more beside its adapters than their settings say
         adapters = trained = workload.script.facts.num_trainable
-    first = min((matrix.layer for matrix in (*targets, *free) if matrix.layer is not None), default=model.num_layers)
-    if any(matrix.kind == "table" for matrix in free):
-        first = 0
-    whole = {matrix.layer for matrix in free if matrix.layer is not None}
+    whole = {each.layer for each in free if each.layer is not None and each.size}
     return Weights(
         total=model.num_parameters + adapters,
         trained=trained,
@@ -88,14 +83,22 @@ def weights_of(workload: Workload) -> Weights:
             (*(largest_of_adapter(workload.lora, each) for each in targets), *(each.elements for each in free), 1)
         ),
         bytes_held=2.0 * (model.num_parameters + adapters) - saved,
-        quantised=num_quantised,
-        largest_quantised=max((matrix.elements for matrix in quantised), default=0),
-        trains_head=any(matrix == (matrices[0] if model.tied else matrices[-1]) for matrix in free),
+        quantised=num_packed,
+        largest_quantised=max((each.size for each in packed), default=0),
+        trains_head=any(each.kind == "table" and each.also if model.tied else each.kind == "head" for each in free),
         trained_blocks=len(whole) / model.num_layers,
-        reached_blocks=1 - first / model.num_layers,
+        reached_blocks=1 - _first_reached((*targets, *free), model.num_layers) / model.num_layers,
         adapted=_of_a_block(targets),
-        packed=_of_a_block(quantised),
+        packed=_of_a_block(packed),
     )
+
+
+def _first_reached(trained: Iterable[Module], num_layers: int) -> int:
+    """The first block that backward goes through to reach what is trained; `num_layers` if that lies behind them."""
+    seen = [each for each in trained if each.share]
+    if any(each.kind == "table" for each in seen):
+        return 0
+    return min((each.layer for each in seen if each.layer is not None), default=num_layers)
 
 
 def _of_its_own(workload: Workload) -> Weights:
@@ -114,41 +117,40 @@ def _of_its_own(workload: Workload) -> Weights:
 
 def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, freeze: Sequence[str]) -> None:
     """UsageError, in one sentence, for adapters, quantisation or freezing that `model` cannot have."""
-    matrices = matrices_of(model)
+    modules, name = model.modules, shown(model.name)
     if lora is not None and freeze:
         raise UsageError("--freeze has no effect with --lora, which freezes all weights of the model; leave it out.")
     if load_in is not None and lora is None:
         raise UsageError(f"--load-in {load_in} needs --lora: quantised weights cannot be trained.")
     if lora is not None:
-        targets = targets_of(lora, matrices)
-        for target in lora.targets if has_known_names(model) else ():
-            if target != ALL_LINEAR and not any(_is_called(matrix, target) for matrix in targets):
+        targets = targets_of(lora, modules)
+        for target in lora.targets:
+            if not any(_is_called(each, target) for each in targets):
                 raise UsageError(
-                    f"--lora targets={shown(target)} matches no linear layer of {shown(model.name)}; it has "
-                    f"{', '.join(linear_names(matrices))}."
+                    f"--lora targets={shown(target)} matches no linear layer of {name}; it has "
+                    f"{', '.join(linear_names(modules))}."
                 )
         _check_experts(lora, targets)
         # peft itself sets no limit; a router's few outputs are none either.
-        layers = [each for each in targets if each.kind == "linear" and not each.is_router]
-        narrow = min(layers or matrices, key=lambda matrix: min(matrix.inputs, matrix.outputs))
-        most = min(narrow.inputs, narrow.outputs)
-        if lora.rank > most and has_known_names(model):
+        layers = [each for each in targets if each.kind == "linear" and each.outputs != model.num_experts]
+        narrow = min(layers, key=lambda each: min(each.inputs, each.outputs), default=None)
+        if narrow is not None and lora.rank > (most := min(narrow.inputs, narrow.outputs)):
             raise UsageError(
-                f"--lora r={lora.rank} is more than {_last_name(narrow)} of {shown(model.name)} has "
+                f"--lora r={lora.rank} is more than {narrow.last_name} of {name} has "
                 f"({narrow.inputs} × {narrow.outputs}); the most is r={most}."
             )
     if "" in freeze:
         raise UsageError("--freeze needs the name of a module, such as model.embed_tokens.")
-    for pattern in freeze if has_known_names(model) else ():
-        if not any(_freezes(pattern, matrix.module) for matrix in matrices):
-            names = ", ".join(dict.fromkeys(_generic(matrix.module) for matrix in matrices))
-            raise UsageError(f"--freeze {shown(pattern)} matches nothing in {shown(model.name)}; it has {names}.")
-    if freeze and len(frozen_of(freeze, matrices)) == len(matrices):
-        raise UsageError(f"--freeze freezes all of {shown(model.name)}; leave something to train.")
+    for pattern in freeze:
+        if not frozen_of([pattern], modules):
+            names = ", ".join(dict.fromkeys(_generic(each.name) for each in modules))
+            raise UsageError(f"--freeze {shown(pattern)} matches nothing in {name}; it has {names}.")
+    if freeze and sum(each.elements for each in frozen_of(freeze, modules)) == model.num_parameters:
+        raise UsageError(f"--freeze freezes all of {name}; leave something to train.")
 
 
-def _check_experts(lora: Lora, targets: Iterable[Matrix]) -> None:
-    has_experts = any(matrix.kind == "experts" for matrix in targets)
+def _check_experts(lora: Lora, targets: Iterable[Module]) -> None:
+    has_experts = any(each.kind == "experts" for each in targets)
     for name, is_on in (("dropout", lora.dropout > 0), ("dora", lora.dora)):
         if has_experts and is_on:
             raise UsageError(
@@ -165,16 +167,19 @@ def said_of_training(workload: Workload) -> str:
     return f", {trained} trained" if workload.freeze else ""
 
 
-def targets_of(lora: Lora | None, matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
-    """The linear layers and experts that get adapters."""
+def targets_of(lora: Lora | None, modules: Iterable[Module]) -> tuple[Module, ...]:
+    """The modules that get adapters."""
     if lora is None:
         return ()
-    return tuple(matrix for matrix in matrices if any(_is_called(matrix, target) for target in lora.targets))
+    return tuple(each for each in modules if any(_is_called(each, target) for target in lora.targets))
 
 
-def frozen_of(patterns: Sequence[str], matrices: Iterable[Matrix]) -> tuple[Matrix, ...]:
-    """The matrices that `--freeze` freezes."""
-    return tuple(each for each in matrices if any(_freezes(pattern, each.module) for pattern in patterns))
+def frozen_of(patterns: Sequence[str], modules: Iterable[Module]) -> tuple[Module, ...]:
+    """The modules that `--freeze` freezes: by the name of any that has their parameters."""
+    compiled = [freeze_pattern(pattern) for pattern in patterns]
+    return tuple(
+        each for each in modules if any(one.fullmatch(name) for one in compiled for name in (each.name, *each.also))
+    )
 
 
 def freeze_pattern(text: str) -> re.Pattern[str]:
@@ -191,43 +196,36 @@ def freeze_pattern(text: str) -> re.Pattern[str]:
     return re.compile("".join(pieces) + r"(?:\..*)?")
 
 
-def adapter_elements(lora: Lora | None, matrix: Matrix) -> int:
-    """Elements of the adapter of one matrix: rank · (inputs + outputs), and DoRA's magnitudes."""
+def adapter_elements(lora: Lora | None, module: Module) -> int:
+    """Elements of the adapter of one module, with DoRA's magnitudes: as many for each rank as peft gives it."""
     if lora is None:
         return 0
-    sides = matrix.inputs + matrix.outputs
-    return matrix.count * matrix.fused * lora.rank * sides + (matrix.outputs if lora.dora else 0)
+    for_each = module.adapter if lora.is_everywhere else module.inputs + module.outputs
+    return lora.rank * for_each + (module.outputs if lora.dora else 0)
 
 
-def largest_of_adapter(lora: Lora | None, matrix: Matrix) -> int:
-    rank = 0 if lora is None else lora.rank * matrix.count * matrix.fused
-    return rank * max(matrix.inputs, matrix.outputs)
+def largest_of_adapter(lora: Lora | None, module: Module) -> int:
+    """Elements of the larger of an adapter's two matrices."""
+    sides = module.inputs + module.outputs
+    return 0 if lora is None else adapter_elements(lora, module) * max(module.inputs, module.outputs) // sides
 
 
-def linear_names(matrices: Iterable[Matrix]) -> list[str]:
+def linear_names(modules: Iterable[Module]) -> list[str]:
     """The last parts of the names of linear layers, each once."""
-    return list(dict.fromkeys(_last_name(matrix) for matrix in matrices if matrix.is_linear))
+    return list(dict.fromkeys(each.last_name for each in modules if each.kind == "linear"))
 
 
-def _of_a_block(targets: Sequence[Matrix]) -> tuple[Matrix, ...]:
+def _of_a_block(targets: Sequence[Module]) -> tuple[Module, ...]:
     """The targets in the last block, which has all kinds: a decoder's has those of an encoder's."""
     last = max((matrix.layer for matrix in targets if matrix.layer is not None), default=None)
     return tuple(matrix for matrix in targets if matrix.layer == last and last is not None)
 
 
-def _is_called(matrix: Matrix, target: str) -> bool:
-    """As peft matches names: the whole name or its end behind a dot; only `ALL_LINEAR` reaches experts."""
+def _is_called(module: Module, target: str) -> bool:
+    """As peft matches names: the whole name or its end behind a dot; what "all-linear" reaches it was asked."""
     if target == ALL_LINEAR:
-        return matrix.kind in ("linear", "experts")
-    return matrix.is_linear and (matrix.module == target or matrix.module.endswith(f".{target}"))
-
-
-def _freezes(pattern: str, module: str) -> bool:
-    return freeze_pattern(pattern).fullmatch(module) is not None
-
-
-def _last_name(matrix: Matrix) -> str:
-    return matrix.module.rsplit(".", 1)[-1]
+        return module.adapter > 0
+    return module.takes_adapters and f".{module.name}".endswith(f".{target}")
 
 
 def _generic(module: str) -> str:

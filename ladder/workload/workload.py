@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ladder.text import digest_of
 from ladder.workload.lora import Lora
-from ladder.workload.matrices import tensors_of_a_block
+from ladder.workload.modules import Module, expanded
 from ladder.workload.script import Script
 from ladder.workload.trained import LoadIn, Weights, weights_of
 
@@ -37,17 +37,23 @@ class CountedBlock:
     with the sequence."""
     moved_by_length: float
     """Bytes more for each token of the sequence."""
-    # Run folders from before these were counted lack them.
     flops_32: float = 0.0
     """Operations of products in 32 bits, forward and backward, but for those that grow with the sequence."""
     flops_32_by_length: float = 0.0
     """Operations more for each token of the sequence."""
     masked: float = 0.0
     """Values of queries in attention with a mask."""
+    biased_by_length: float = 0.0
+    """Scores of attention with a bias that is trained, for each token of the sequence."""
     kernels: float
     """Kernels, forward and backward, of any number of tokens; without those of attention."""
+    from_python: float = 0.0
+    """Kernels of these that Python starts one by one, as Triton's."""
     tensors: float
     """Parameter tensors."""
+    kept_wide: float = 0.0
+    """As `kept`, with weights of 32 bits under autocast."""
+    kept_wide_by_length: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +75,9 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_positions: int | None
-    """The longest sequence that the model's position encoding allows; None if there is no limit."""
+    """The longest sequence that has positions in a table; None where they are computed."""
+    made_for: int | None = None
+    """The longest sequence that computed positions were made for; training goes past it."""
     num_parameters: int
     """All trainable parameters; a tied embedding counts once."""
     num_matmul_parameters: int
@@ -86,16 +94,32 @@ class ModelShape:
     """Of its weights, some belong to two of the parts into which accelerate divides a model for FSDP2."""
     note: str = ""
     """A sentence for the user about where the shape came from."""
-    task: Task | None = None
-    """Its usual task, or the one asked for, where transformers counted it; None where the family is known here."""
+    task: Task
+    """Its usual task, or the one asked for."""
     section: str = ""
     """The key of `config` that holds the language model's sizes, such as text_config; "" if they are at the top."""
     checkpoints: bool = True
     """Its class can checkpoint activations."""
     num_parameters_in_blocks: int = 0
-    """Of all blocks of a model that transformers counted; 0 where blocks share theirs."""
+    """Of all blocks; 0 where blocks share theirs."""
+    num_experts: int = 1
+    """Of a block; 1 without any."""
+    experts_of_a_token: int = 1
+    has_plain_attention: bool = False
+    """Other functions can be put in the place of its attention, which has no window."""
+    has_wide_loss: bool = True
+    """The loss is computed in 32 bits."""
+    rows: tuple[Mapping[str, Any], ...] = ()
+    """Its modules, as `workload.modules.expanded` reads them."""
     block: CountedBlock | None = None
-    """What a block does, where it was counted; None where formulas are used."""
+    """What a block does; None where its code cannot be run without values."""
+    liger: CountedBlock | None = None
+    """The same with Liger's kernels; None where they do not know the model, or were not there to be asked."""
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """All modules that have parameters, from the input on."""
+        return expanded(self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +152,9 @@ class Workload:
 
     @cached_property
     def tensors_of_a_block(self) -> float:
-        """How many tensors a block's parameters are, about."""
-        return self.model.block.tensors if self.model.block else tensors_of_a_block(self.model)
+        """How many tensors a block's parameters are, in the mean."""
+        in_blocks = sum(each.layer is not None for each in self.model.modules)
+        return self.model.block.tensors if self.model.block else in_blocks / self.model.num_layers
 
     @property
     def sample_len(self) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-import time
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from ladder.launch.counting import counting
 from ladder.trial import count_block
 from ladder.trial.count import TooLong, at_most, counted
 from ladder.trial.model_class import model_config
-from ladder.workload.counted import Counted
+from ladder.workload.counted import Counted, shipped
 from ladder.workload.lora import Lora
-from ladder.workload.shapes import depth_of, shape_from_config, usual_task, with_layers, with_vocabulary
-from ladder.workload.source import bundled_models, resolve_model
+from ladder.workload.shapes import depth_of, shape_from_config, with_layers, with_vocabulary
+from ladder.workload.source import resolve_model
 from ladder.workload.workload import CountedBlock, ModelShape, Task, Workload
 
 SIZES = (*COUNTED, "num_layers", "tied")
@@ -48,18 +47,16 @@ def shape_of(config: dict[str, Any], task: Task | None = None) -> ModelShape:
     return shape_from_config(config, name="small", source="file", task=task, count=count)
 
 
-@pytest.mark.parametrize("name", bundled_models())
-def test_counting_a_family_that_is_known_finds_what_is_known_and_what_its_formula_says_it_keeps(name: str) -> None:
+@pytest.mark.parametrize("name", ["tiny-llama", pytest.param("gemma-3-1b", marks=pytest.mark.night)])
+def test_what_is_shipped_of_a_bundled_model_is_what_counting_finds_today(name: str) -> None:
     known = resolve_model(name)
     found = counted(dict(known.config), None)
-    assert found["tasks"][0] == usual_task(known)
-    assert {size: found["sizes"][size] for size in SIZES} == {size: getattr(known, size) for size in SIZES}
-    block = CountedBlock(**found["sizes"]["block"])
-    workload = Workload(model=known, task=usual_task(known), seq_len=512, global_batch_size=1)
-    candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
-    formula = activations_of(workload, candidate).kept
-    kept = activations_of(replace(workload, model=replace(known, block=block)), candidate).kept
-    assert kept == pytest.approx(formula, rel=0.01)
+    assert found["tasks"][0] == known.task
+    of_liger = {"liger"} - found["sizes"].keys()  # which may not be installed
+    kept = shipped(known.config, None)
+    assert kept is not None
+    assert kept.sizes is not None
+    assert found["sizes"] == {size: value for size, value in kept.sizes.items() if size not in of_liger}
 
 
 def test_layers_that_share_a_block_keep_as_much_as_layers_of_their_own() -> None:
@@ -69,7 +66,7 @@ def test_layers_that_share_a_block_keep_as_much_as_layers_of_their_own() -> None
     assert four.block.kept == pytest.approx(two.block.kept, rel=0.01)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "phi"])
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "phi", "qwen3", "gpt_neox", "phi3", "opt"])
 def test_what_a_frozen_block_with_adapters_keeps_is_what_its_own_code_keeps(family: str) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -83,7 +80,9 @@ def test_what_a_frozen_block_with_adapters_keeps_is_what_its_own_code_keeps(fami
         adapted = get_peft_model(plain, LoraConfig(r=8, target_modules="all-linear")).to(torch.bfloat16)
     blocks = [module for name, module in plain.named_modules() if name.endswith(tuple(f"layers.{n}" for n in range(9)))]
     adapted.enable_input_require_grads()
-    one, two = (count_block.of_step(adapted, blocks, number, 64, backward=False).kept for number in (1, 2))
+    one, two = (
+        count_block.of_step(adapted, dict.fromkeys(blocks, 1), number, 64, backward=False).kept for number in (1, 2)
+    )
     model = shape_of(sizes)
     workload = Workload(model=model, task="causal-lm", seq_len=64, global_batch_size=1, lora=Lora(rank=8))
     candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
@@ -149,7 +148,7 @@ def test_a_block_whose_code_is_called_past_its_hooks_is_not_counted_and_the_shap
 def test_code_that_goes_from_token_to_token_is_not_run_and_code_that_needs_values_is_given_up() -> None:
     assert shape_of(OTHERS["mamba"]).block is None
     with pytest.raises(TooLong), at_most(0.01):
-        time.sleep(1)
+        sum(each for each in itertools.count())
 
 
 def test_a_model_with_a_small_vocabulary_pads_with_none_of_the_tokens_that_it_lacks() -> None:
@@ -159,12 +158,11 @@ def test_a_model_with_a_small_vocabulary_pads_with_none_of_the_tokens_that_it_la
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_family_that_is_not_known_is_counted_exactly_and_is_no_estimate(name: str) -> None:
+def test_a_model_has_as_many_parameters_and_layers_as_transformers_builds(name: str) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMaskedLM
     from transformers import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
 
     shape = shape_of(OTHERS[name])
-    assert "estimate" not in shape.note
     config = model_config(OTHERS[name])
     autos = (AutoModelForSeq2Seq, AutoModelForMaskedLM, AutoModelForImageTextToText, AutoModelForCausalLM)
     model = next(auto for auto in autos if type(config) in auto._model_mapping).from_config(config)
@@ -224,17 +222,16 @@ def test_a_model_of_images_alone_is_refused_in_a_sentence_that_says_so() -> None
         shape_of({"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})
 
 
-def test_what_transformers_counts_is_kept_and_what_it_does_not_know_stays_an_estimate(
+def test_what_transformers_counts_is_kept_and_what_it_does_not_know_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LADDER_CACHE", str(tmp_path))
     notes: list[str] = []
     ask = counting(notes.append)
     first = ask(OTHERS["distilbert"], None)
-    assert first is not None
-    assert notes == ["Counting the parameters of model type 'distilbert' with transformers, once."]
+    assert notes == ["Counting what model type 'distilbert' has with transformers, once."]
     assert first == count(OTHERS["distilbert"], None)
-    assert ask(SMALL | {"model_type": "brandnew"}, None) is None
+    assert ask(SMALL | {"model_type": "brandnew"}, None).spellings == ()
     (of_distilbert, *_) = [file for file in tmp_path.rglob("*.json") if "masked-lm" in file.read_text()]
     kept = of_distilbert.read_text()
     of_distilbert.write_text("{")  # what is damaged is counted again
@@ -242,6 +239,32 @@ def test_what_transformers_counts_is_kept_and_what_it_does_not_know_stays_an_est
     assert json.loads(of_distilbert.read_text()) == json.loads(kept)
     monkeypatch.setattr(sys, "executable", "/no/such/python")  # nothing is started for what was counted
     assert ask(OTHERS["distilbert"], None) == first
-    assert ask(SMALL | {"model_type": "brandnew"}, None) is None
     assert len(notes) == 3
-    assert ask(OTHERS["albert"], None) is None  # it cannot be started, so the estimate stays
+    assert "without an answer" in ask(OTHERS["albert"], None).problem
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_size", "64"), ("num_attention_heads", 5), ("vocab_size", 10**30), ("hidden_size", -1)]
+)
+def test_a_configuration_that_cannot_be_built_is_refused_in_one_sentence(key: str, value: Any) -> None:
+    with pytest.raises(ModelNotAccessibleError, match="cannot be used: transformers cannot build it") as refusal:
+        shape_from_config(SMALL | {key: value}, name="small", source="file", count=counting())
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "most", "made_for"),
+    [
+        (SMALL | {"max_position_embeddings": 4096}, None, 4096),
+        (OTHERS["distilbert"], 128, None),
+        ({"model_type": "roberta", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}, 510, None),
+        ({"model_type": "gptj", "n_embd": 64, "n_layer": 1, "n_head": 4, "rotary_dim": 8}, 2048, None),
+        ({"model_type": "bloom", "hidden_size": 64, "n_layer": 1, "n_head": 4}, None, None),
+    ],
+    ids=["rotary", "learned", "after the padding's", "a table of sines", "none"],
+)
+def test_a_table_of_positions_is_a_limit_and_computed_positions_are_none(
+    config: dict[str, Any], most: int | None, made_for: int | None
+) -> None:
+    shape = shape_of(config)
+    assert (shape.max_positions, shape.made_for) == (most, made_for)

@@ -1,5 +1,6 @@
 """What several test modules need. A test imports from here and never from another test."""
 
+import helpers.counts  # noqa: F401  # first, as other helpers make shapes
 from helpers.processes import Bench, Finished, is_alive, ladder, processes_with, wait_until
 from helpers.values import (
     FOUR_LAYERS_CONFIG,

@@ -22,7 +22,7 @@ from ladder.events.protocol import PhaseEvent
 from ladder.launch.counting import counting
 from ladder.techniques.hpz import Hpz
 from ladder.workload.lora import Lora
-from ladder.workload.shapes import shape_from_config, usual_task
+from ladder.workload.shapes import shape_from_config
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
@@ -136,7 +136,7 @@ def test_fsdp2_fails_with_the_models_that_it_is_not_tried_with_and_with_no_other
     warm_bench: Bench, tmp_path: Path, name: str, config: dict[str, Any]
 ) -> None:
     shape = shape_from_config(config, name=name, source="file", count=counting())
-    task = usual_task(shape)
+    task = shape.task
     spec = tiny_trial(tmp_path / "0001", 1, rung="fsdp2")
     run = warm_bench.run(replace(spec, model_config_json=config, task=task, seq_len=32))
     workload = Workload(model=shape, task=task, seq_len=32, global_batch_size=4)

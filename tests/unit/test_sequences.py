@@ -47,12 +47,7 @@ def test_their_configuration_names_no_global_batch_which_the_trainer_would_hold_
         (LLAMA, 32, True),  # a key-value head for each four ranks
         (replace(LLAMA, seq_len=65537), 8, False),
         (of_model(num_kv_heads=6, num_heads=24), 8, False),
-        (of_model(model_type="opt"), 8, False),
-        (of_model(model_type="mistral", config={}), 8, False),  # transformers then takes one of 4096
-        (of_model(model_type="mistral", config={"sliding_window": None}), 8, True),
-        (of_model(model_type="qwen2", config={"sliding_window": 4096}), 8, True),  # unused, if nothing is said of that
-        (of_model(model_type="qwen3", config={"sliding_window": 4096, "use_sliding_window": True}), 8, False),
-        (of_model(config={**LLAMA.model.config, "layer_types": ["full_attention", "linear_attention"]}), 8, False),
+        (of_model(has_plain_attention=False), 8, False),
     ],
 )
 def test_sequences_are_shared_where_heads_divide_and_attention_sees_all_of_them(

@@ -1,4 +1,4 @@
-"""Parameter counts are those of the real classes, and nonsense in a configuration is refused in one sentence."""
+"""The shape of a model is what was counted of it, and what could not be counted is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import pytest
 from helpers.shapes import SMALL
 
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.workload.counted import Counted
+from ladder.workload.config_guard import OWN_CODE_NOTE
+from ladder.workload.counted import Counted, counted_from
 from ladder.workload.shapes import (
-    check_task,
     default_seq_len,
-    default_task,
-    depth_of,
     shape_again,
     shape_from_config,
     with_layers,
@@ -37,18 +35,6 @@ def test_changing_the_layers_changes_the_configuration_and_its_lists_of_layers()
     assert shape.config["num_hidden_layers"] == 3
 
 
-def test_the_language_model_of_several_parts_is_an_estimate_without_transformers() -> None:
-    nested = {"model_type": "gemma3", "text_config": {**SMALL, "num_hidden_layers": 4}, "vision_config": {}}
-    shape = shape_from_config(nested, name="small", source="file")
-    assert shape.num_parameters == small(num_hidden_layers=4).num_parameters
-    assert "estimate" in shape.note
-    assert small(model_type="brandnew").num_parameters == small().num_parameters
-    two = with_vocabulary(with_layers(shape, 2), 50)
-    assert (two.num_layers, two.vocab_size, depth_of(shape)) == (2, 50, 4)
-    assert two.config == {**nested, "text_config": {**SMALL, "num_hidden_layers": 2, "vocab_size": 50}}
-    assert shape_again(shape, with_layers(shape, 2).config).num_layers == 2
-
-
 COUNTED: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -59,10 +45,17 @@ COUNTED: dict[str, Any] = {
     "vocab_size": 1000,
     "max_positions": 128,
     "section": "text_config",
-    "num_parameters": 1_000_000,
+    "num_parameters": 464_064,
     "num_matmul_parameters": 464_000,
-    "num_block_parameters": 110_000,
-    "num_parameters_in_blocks": 400_000,
+    "num_block_parameters": 100_064,
+    "num_parameters_in_blocks": 400_064,
+    "rows": [
+        {"name": "embed", "kind": "table", "inputs": 1000, "outputs": 64, "elements": 64_000, "also": ["head"]},
+        {"name": "layers.*.a", "kind": "linear", "inputs": 1000, "outputs": 100, "elements": 100_000}
+        | {"layer": 0, "at": [[[0, 3]]]},
+        {"name": "layers.*.norm", "kind": "other", "elements": 64, "layer": 0, "at": [[[3, 3]]]},
+        {"name": "head", "kind": "head", "inputs": 64, "outputs": 1000, "elements": 0, "also": ["embed"]},
+    ],
     "largest_parameter": 64_000,
     "gated_mlp": True,
     "is_encoder_decoder": False,
@@ -85,52 +78,57 @@ def counted_shape(config: dict[str, Any], **changes: Any) -> ModelShape:
 def test_what_transformers_counted_is_no_estimate_and_fewer_layers_have_their_share_of_it() -> None:
     config = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 4, "layer_types": list("abab")}}
     shape = counted_shape(config)
-    assert (shape.num_parameters, shape.note, shape.task) == (1_000_000, "", "causal-lm")
+    assert (shape.num_parameters, shape.note, shape.task) == (464_064, "", "causal-lm")
     assert shape.block == CountedBlock(**COUNTED["block"])
     assert "could not be counted" in counted_shape(config, block=None).note
     assert "layers with a state" in counted_shape({"model_type": "mamba"}, section="", is_recurrent=True).note
     one = with_layers(shape, 1)
     assert one.config["text_config"] == {"num_hidden_layers": 1, "layer_types": ["a"]}
-    assert (one.num_parameters, one.num_parameters_in_blocks) == (700_000, 100_000)
+    assert (one.num_parameters, one.num_parameters_in_blocks) == (164_000, 100_000)
     assert one.num_matmul_parameters == 100_000 + 64_000
+    assert [each.name for each in one.modules] == ["embed", "layers.0.a", "head"]
     assert shape_again(shape, one.config) == one
     assert shape_again(shape, shape.config) is shape
     fewer = with_vocabulary(shape, 500)
-    assert (fewer.num_parameters, fewer.num_matmul_parameters) == (968_000, 432_000)
+    assert (fewer.num_parameters, fewer.num_matmul_parameters) == (432_064, 432_000)
     without_a_key = counted_shape({"model_type": "gemma3", "text_config": {}})
     assert with_layers(without_a_key, 2).config["text_config"] == {"num_hidden_layers": 2}
 
 
 @pytest.mark.parametrize(
-    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+    ("changes", "words"),
+    [
+        ({"model_type": None}, "model_type is missing"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\], not a name"),
+        ({"per_layer_config": {"0": {"hidden_size": 1}}}, "per_layer_config"),
+    ],
 )
-@pytest.mark.parametrize("value", [None, 0, -1, True, 4.0, float("nan"), "4", "9" * 5000, [[1]], {"a": {}}, 10**30])
-def test_a_needed_field_that_is_no_sensible_number_is_refused_in_a_short_sentence(key: str, value: Any) -> None:
-    with pytest.raises(ModelNotAccessibleError, match=key) as refusal:
-        small(**{key: value})
-    assert len(str(refusal.value)) < 250
-    assert "\n" not in str(refusal.value)
+def test_a_configuration_without_a_type_or_with_layers_that_differ_is_refused(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelNotAccessibleError, match=words):
+        small(**changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("counted", "note", "words"),
     [
-        ({"model_type": None}, "model_type"),
-        ({"model_type": ["llama"]}, "model_type"),
-        ({"num_attention_heads": 5}, "do not divide"),
-        ({"num_key_value_heads": 3}, "do not divide"),
-        ({"num_key_value_heads": -4}, "num_key_value_heads"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
-        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers"),
-        ({"model_type": "roberta", "max_position_embeddings": 2}, "reserved"),
-        ({"model_type": "roberta", "pad_token_id": -1}, "pad_token_id"),
-        ({"per_layer_config": {"0": {"hidden_size": 1}}}, "per_layer_config"),
-        ({"model_type": "brandnew", "is_encoder_decoder": True}, "encoder-decoder"),
+        (Counted(problem="torch is missing"), "", "cannot be used: torch is missing"),
+        (Counted(spellings=("llama",)), "", "does not know model type 'llama'; write 'llama' in its config.json"),
+        (Counted(spellings=()), "", "a newer transformers may, or give your training script"),
+        (Counted(spellings=()), OWN_CODE_NOTE, "needs code from the Hub, which ladder never runs"),
+        (Counted(), "", "no class for 'llama' that learns text"),
+        (counted_from({"failed": "ValueError: " + 5000 * "9"}), "", "transformers cannot build it"),
     ],
 )
-def test_a_configuration_that_contradicts_itself_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelNotAccessibleError, match=words):
-        small(**changes)
+def test_what_could_not_be_counted_is_refused_in_a_sentence_with_the_reason(
+    counted: Counted, note: str, words: str
+) -> None:
+    with pytest.raises(ModelNotAccessibleError, match=words) as refusal:
+        shape_from_config(
+            SMALL | {"odd": 1}, name="small", source="file", note=note, count=lambda config, task: counted
+        )
+    assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -144,14 +142,19 @@ def test_a_configuration_that_contradicts_itself_is_refused(changes: dict[str, A
 )
 def test_task_and_sequence_length_follow_from_the_model(name: str, task: str, seq_len: int) -> None:
     shape = resolve_model(name)
-    assert default_task(shape.model_type, shape.config) == task
+    assert shape.task == task
     assert default_seq_len(shape) == seq_len
-    assert default_task("electra", {"architectures": ["ElectraForMaskedLM"]}) == "masked-lm"
-    assert default_task("electra", {"architectures": "nonsense"}) == "causal-lm"
-    check_task("brandnew", {}, "masked-lm")
-    if task != "causal-lm":
-        with pytest.raises(UsageError, match=f"{task}, not as causal-lm"):
-            check_task(shape.model_type, shape.config, "causal-lm")
+
+
+def test_a_task_that_the_model_cannot_be_trained_for_is_refused_with_the_one_it_can() -> None:
+    with pytest.raises(UsageError, match="trained as masked-lm, not as causal-lm"):
+        shape_from_config(
+            SMALL | {"odd": 1},
+            name="small",
+            source="file",
+            task="causal-lm",
+            count=lambda config, task: Counted(tasks=("masked-lm",)),
+        )
 
 
 def test_a_smaller_vocabulary_takes_the_special_tokens_beyond_it_along() -> None:

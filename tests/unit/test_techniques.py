@@ -168,8 +168,8 @@ ADAPTERS = replace(BILLION, lora=Lora(rank=8))
 @pytest.mark.parametrize(
     ("name", "workload", "device", "words"),
     [
-        ("liger", bundled_workload("opt-1.3b"), "cuda", "not with opt for causal-lm"),
-        ("liger", bundled_workload("roberta-base", task="masked-lm"), "cuda", "not with roberta for masked-lm"),
+        ("liger", bundled_workload("opt-1.3b"), "cuda", "no kernels for opt as causal-lm"),
+        ("liger", bundled_workload("roberta-base", task="masked-lm"), "cuda", "no kernels for roberta as masked-lm"),
         ("liger", BILLION, "cpu", "need a GPU"),
         ("fp8", BILLION, "cpu", "needs a GPU"),
         ("fp8", ADAPTERS, "cuda", "not beside frozen ones"),

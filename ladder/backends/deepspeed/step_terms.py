@@ -25,14 +25,14 @@ to 0.5 with Llama-3.2-1B and OPT-1.3B on H200, where nothing is offloaded (bench
 _HOOKS_OF_A_FETCH = 0.15
 """Stage 3's work to fetch a block's parameters from the host, over that for the block otherwise. Measured: with
 Llama-3.2-1B and OPT-1.3B it takes 1.1 times as long if few are fetched, and 1.3 to 1.6 times if each pass does."""
-_HOOK_OF_A_GRADIENT = 0.15e-3
+_HOOK_OF_A_GRADIENT = 0.17e-3
 """Host work of stage 2 for each gradient in each micro-step, beyond that of stages 0 and 1. Measured: 0.1 to 0.25 ms
 with all weights of opt-125m, OPT-1.3B and Llama-3.2-1B (benchmarks/results/against-plain), and 0.4 ms with adapters on
 a shared host (benchmarks/results/sweeps)."""
 _CROSSING_OF_A_GRADIENT = 0.2e-3
 """The same at stages 2 and 3 for each gradient that is copied to the host. Measured: 0.1 to 0.3 ms with opt-125m on two
 H100 and OPT-1.3B on two H200 (benchmarks/results/runs and sweeps)."""
-_STEP_OF_A_TENSOR = 0.26e-3
+_STEP_OF_A_TENSOR = 0.27e-3
 """Host work of an optimizer step for each tensor that is trained: norm, flattening, copies. Measured: 0.13 to 0.36 ms
 with adapters of ranks 8 to 256 of three families at stage 0 (benchmarks/results/1xh200-adapters), and 0.26 to 0.28 ms
 with all weights of opt-125m, OPT-1.3B and Llama-3.2-1B (benchmarks/results/against-plain)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ladder.backends.activations import Activations, activations_of, terms_of, tokens_of_a_rank
+from ladder.backends.activations import Activations, activations_of, terms_of
 from ladder.backends.base import START, Moment, with_one_dequantised
 from ladder.candidates import Candidate
 from ladder.units import MIB
@@ -21,15 +21,6 @@ from ladder.workload.workload import Workload
 
 _WORKSPACE = 64 * MIB
 """cuBLAS's workspace. Measured: as in `backends.deepspeed.moments`."""
-_MORE_UNDER_AUTOCAST = {"opt": 8, "gpt2": 4, "gpt_neox": 2, "gemma": 6}
-_MORE_OF_OTHERS = 10
-"""Bytes per hidden value that a block saves under autocast, more than with 16-bit weights: what norms read and write
-stays in fp32. Measured: counted on the CPU; 10 for Llama and Qwen3."""
-_MORE_OF_A_SCORE = {"t5": 4.0, "mt5": 4.0}
-"""The same for each score of attention: T5's bias of positions is cast for each sequence. Measured: FLAN-T5-base with
-DDP on one H200 (benchmarks/results/runs)."""
-_MORE_WITH_ADAPTERS = 8
-"""The same beside frozen 16-bit weights. Measured: as above, for Llama, Qwen3 and Gemma."""
 
 
 def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> list[Moment]:
@@ -157,15 +148,14 @@ def _optimizer_bytes(workload: Workload) -> float:
 
 
 def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -> float:
-    """Bytes that all blocks save more than `activations_of` says; inputs of checkpointed blocks are in fp32 too."""
-    model = workload.model
-    whole = _MORE_UNDER_AUTOCAST.get(model.model_type, _MORE_OF_OTHERS)
-    whole = whole if workload.lora is None else _MORE_WITH_ADAPTERS
-    value = (candidate.checkpointed * 2.0 + (1 - candidate.checkpointed) * whole) * model.hidden_size
-    scores = _MORE_OF_A_SCORE.get(model.model_type, 0.0) * model.num_heads * workload.seq_len
-    layers = workload.weights.reached_blocks * model.num_layers
-    tokens = tokens_of_a_rank(workload, candidate, world_size)
-    return tokens * layers * (value + (1 - candidate.checkpointed) * scores)
+    """Bytes that all blocks save more than `activations_of` says; inputs of checkpointed blocks are in fp32 too.
+
+    Beside adapters, frozen weights are in 16 bits, and so is what passes from block to block.
+    """
+    model, terms = workload.model, terms_of(workload, candidate, world_size)
+    inputs = 2.0 * model.hidden_size if workload.lora is None else 0.0
+    more = candidate.checkpointed * inputs + (1 - candidate.checkpointed) * (terms.kept_wide - terms.kept)
+    return terms.tokens * workload.weights.reached_blocks * model.num_layers * more
 
 
 def on_host(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:

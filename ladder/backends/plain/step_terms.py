@@ -10,7 +10,6 @@ from ladder.backends.plain.moments import weights_bytes
 from ladder.backends.timing import ELEMENT_WISE, launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
-from ladder.workload.matrices import num_experts
 from ladder.workload.workload import Workload
 
 _CASTS = 1.4
@@ -64,7 +63,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
         gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes
         update = weights.trained / machine.cpu_adam_parameters + 4.0 * share / machine.pcie_bytes
     per_token = token_seconds(workload, candidate, machine, known)
-    if rung.stage == 0 and num_experts(model) > 1:
+    if rung.stage == 0 and model.num_experts > 1:
         per_token *= _IN_FP32
     launch = launch_seconds(workload, candidate, machine, known)
     hooks = _HOOKS * machine.host_seconds * model.num_layers * (1 + candidate.checkpointed / 3)

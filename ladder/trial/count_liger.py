@@ -1,0 +1,80 @@
+"""What Liger's kernels make of a model: its own registry says which it knows, and its own code what they replace.
+
+Its kernels run on GPUs alone, so stand-ins without memory take their places: each keeps its inputs, as they do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ladder.trial.count_block import Kernels
+
+_IN_PLACE = "Rope"
+"""In the names of kernels that change queries and keys where they are, and keep only what they are multiplied with."""
+_KNOWN, _OTHERS = ("RMSNorm", "LayerNorm", "SiLUMul", "GELUMul", _IN_PLACE), ("Fused", "Modulated")
+"""Of the kernels that stand-ins can stand for, parts of their names; and of others that have these too, but do more."""
+
+
+class UnknownKernelError(Exception):
+    """A kernel does what no stand-in does."""
+
+
+def with_liger(model: PreTrainedModel) -> bool | None:
+    """Put stand-ins for Liger's kernels into `model`; whether its loss would be fused.
+
+    None where Liger is not installed, or does not know the model. The loss itself stays as it was. Liger changes
+    transformers' own modules too, so nothing else can be counted in this process any more.
+    """
+    cross_entropy = functional.cross_entropy
+    try:
+        from transformers.integrations.liger import apply_liger_kernel
+
+        apply_liger_kernel(model, None)
+    except ImportError:
+        return None
+    functional.cross_entropy = cross_entropy
+    is_fused = vars(model).pop("forward", None) is not None
+    for name, module in list(sys.modules.items()):
+        if name.startswith("liger_kernel.ops"):
+            for _, kernel in inspect.getmembers(module, _is_kernel):
+                _stand_in(kernel)
+    return is_fused
+
+
+def _is_kernel(value: Any) -> bool:
+    return (
+        inspect.isclass(value) and issubclass(value, torch.autograd.Function) and value is not torch.autograd.Function
+    )
+
+
+def _stand_in(kernel: Any) -> None:
+    name = kernel.__name__
+    in_place = _IN_PLACE in name
+    is_known = any(part in name for part in _KNOWN) and not any(part in name for part in _OTHERS)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        if not is_known:
+            raise UnknownKernelError(kernel.__name__)
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        ctx.count = len(args)
+        ctx.save_for_backward(*(tensors[2:] if in_place else tensors))
+        if in_place:
+            Kernels.counting.started_from_python([*tensors, *tensors[:2]])
+            return torch.empty_like(tensors[0]), torch.empty_like(tensors[1])
+        Kernels.counting.started_from_python([*tensors, tensors[0]])
+        return torch.empty_like(tensors[0])
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        saved = ctx.saved_tensors
+        Kernels.counting.started_from_python([*gradients, *saved, *(gradients if in_place else saved)])
+        made = list(gradients) if in_place else [torch.empty_like(each) for each in saved]
+        return (*made, *[None] * (ctx.count - len(made)))
+
+    kernel.forward, kernel.backward = staticmethod(forward), staticmethod(backward)
