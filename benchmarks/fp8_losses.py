@@ -24,6 +24,7 @@ from side_by_side import Work
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.config import Float8GemmConfig
 
+from ladder.launch.counting import counting
 from ladder.workload.shapes import with_layers, with_vocabulary
 from ladder.workload.source import resolve_model
 
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY")
     options = parser.parse_args()
-    shallow = with_vocabulary(with_layers(resolve_model(options.model), _LAYERS), _VOCABULARY)
+    shallow = with_vocabulary(with_layers(resolve_model(options.model, count=counting()), _LAYERS), _VOCABULARY)
     work = Work(model=options.model, seq_len=options.seq_len)
     spec = work.spec("ddp", Path("unused"), config=dict(shallow.config), liger=False)
     device = begin(spec)

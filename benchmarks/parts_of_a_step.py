@@ -30,6 +30,7 @@ from one_rank import CLIP, begin, join, make_model, now, world_size
 from side_by_side import Work
 
 from ladder.backends.deepspeed.config import deepspeed_config
+from ladder.launch.counting import counting
 from ladder.techniques.keys import engine_in
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -60,7 +61,10 @@ OF_LADDER = tuple(
 def of_ladder(name: str, work: Work, micro_batch: int) -> dict[str, Any]:
     """DeepSpeed's configuration of the engine with this name, for `micro_batch` sequences on each GPU."""
     workload = Workload(
-        model=resolve_model(work.model), task=work.task, seq_len=work.seq_len, global_batch_size=work.batch
+        model=resolve_model(work.model, count=counting()),
+        task=work.task,
+        seq_len=work.seq_len,
+        global_batch_size=work.batch,
     )
     engine = engine_in(f"{name} ckpt=off mb={micro_batch}")
     sizes = {"micro_batch": micro_batch, "accumulation": 1, "world_size": world_size()}

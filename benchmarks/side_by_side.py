@@ -24,6 +24,7 @@ import psutil
 import pynvml
 from agreed import CANNOT, CANNOT_RUN, OUT_OF_MEMORY
 
+from ladder.launch.counting import counting
 from ladder.launch.trial_server import kill_marked, marked, wait_gone
 from ladder.machine.gpus import visible_gpus
 from ladder.report.first_fit import first_fit
@@ -62,7 +63,7 @@ class Work:
 
     def spec(self, method: str, folder: Path, **more: Any) -> dict[str, Any]:
         """What a program of one rank reads; `folder` is for what it writes."""
-        config = dict(resolve_model(self.model).config)
+        config = dict(resolve_model(self.model, count=counting()).config)
         return {
             "method": method,
             "checkpointing": False,
@@ -72,7 +73,7 @@ class Work:
             "batch": self.batch,
             "cap_gib": self.cap_gib,
             "liger": bool(visible_gpus())
-            and resolve_model(self.model).liger is not None
+            and resolve_model(self.model, count=counting()).liger is not None
             and _installed("liger_kernel"),
             "lora": lora_from_text(self.lora).for_peft() if self.lora else None,
             "load_in": self.load_in,

@@ -29,6 +29,7 @@ from ladder.events.outcome import Record
 from ladder.events.step_policy import StepPolicy
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
+from ladder.launch.counting import counting
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
 from ladder.machine.described import Machine
@@ -117,7 +118,7 @@ def measured(options: argparse.Namespace, technique: str, micro_batches: list[in
     """A row for each micro-batch, one trial after another from one server that knows the technique."""
     memory = parse_bytes(options.gpu_memory) if options.gpu_memory else None
     machine = detect_machine(gpus=options.gpus, gpu_memory=memory, host_memory=None, nvme_path=None)
-    model = resolve_model(options.model)
+    model = resolve_model(options.model, count=counting())
     if options.layers:
         model = with_layers(model, options.layers)
     engine, task = engine_named(options.engine), model.task
