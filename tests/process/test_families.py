@@ -1,4 +1,4 @@
-"""Models of families that ladder does not know, planned and tuned for real; what cannot be trained is refused."""
+"""Models of many families, planned and tuned for real; what cannot be trained is refused."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_the_second_plan_counts_nothing_again(tmp_path: Path) -> None:
     write_model(tmp_path, FAMILIES["gemma3"])
     first, second = (ladder(*PLAN, folder=tmp_path) for _ in range(2))
     assert (first.status, second.status) == (0, 0), first.errors
-    assert first.errors == "Counting the parameters of model type 'gemma3' with transformers, once.\n"
+    assert first.errors == "Counting what model type 'gemma3' has with transformers, once.\n"
     assert second.errors == ""
     assert first.output == second.output
 
 
-def test_a_plan_works_without_torch_and_says_that_it_estimates(tmp_path: Path) -> None:
+def test_without_torch_a_bundled_model_is_planned_and_another_one_says_what_is_missing(tmp_path: Path) -> None:
     """A finder that hides torch stands for an environment without it: removing it here would end all other tests."""
     write_model(tmp_path, FAMILIES["gemma3"])
     hidden = (
@@ -107,10 +107,20 @@ def test_a_plan_works_without_torch_and_says_that_it_estimates(tmp_path: Path) -
         "util.find_spec = lambda name, *rest: None if name == 'torch' else find(name, *rest);"
         "from ladder.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", hidden, *PLAN]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Parameter counts of model type 'gemma3' are an estimate" in done.stderr
+    other, bundled = (
+        subprocess.run(
+            [sys.executable, "-c", hidden, "plan", model, *PLAN[2:]],
+            check=False,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        for model in ("model", "tiny-llama")
+    )
+    assert bundled.returncode == 0, bundled.stderr
+    assert other.returncode != 0
+    assert "torch and transformers, which count it, are not installed for" in other.stderr
+    assert "--python" in other.stderr
 
 
 def test_a_model_of_images_is_refused_in_a_sentence_that_says_why(tmp_path: Path) -> None:
