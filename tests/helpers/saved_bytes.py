@@ -8,6 +8,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
+from ladder.launch.counting import counting
 from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import ModelShape
@@ -65,8 +66,8 @@ def block_of(
 ) -> tuple[ModelShape, float]:
     """The shape of `family`, and the bytes that one of its blocks saves, with adapters beside frozen weights or not."""
     config = {"model_type": family.split(",")[0], **FAMILIES[family]}
-    shape = shape_from_config(config, name=family, source="file")
+    shape = shape_from_config(config, name=family, source="file", count=counting())
     layers = "n_layer" if family == "gpt2" else "num_hidden_layers"
-    fewer = shape_from_config({**config, layers: 2}, name=family, source="file")
+    fewer = shape_from_config({**config, layers: 2}, name=family, source="file", count=counting())
     more, less = (saved_bytes(each, lora, tokens, autocast=autocast) for each in (shape, fewer))
     return shape, (more - less) / 2

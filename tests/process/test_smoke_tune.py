@@ -146,7 +146,7 @@ HOSTILE = {**TINY_CONFIG, "use_kernels": True}
     [
         (["tiny-llama", "--global-batch-size", "7"], 2, "--global-batch-size 6 or 8"),
         (["tiny-llama", "--micro-batch", "3"], 2, "possible are 1, 2, 4"),
-        (["tiny-llama", "--seq-len", "9999"], 2, "2048 positions"),
+        (["opt-125m", "--seq-len", "9999"], 2, "2048 positions"),
         (["tiny-llama", "--nvme-path", "missing"], 2, "is not a folder"),
         (["tiny-llama", "--output", "missing/best_config.json"], 4, "cannot be written"),
         (["tiny-llama", "--output", "."], 4, "cannot be written"),
