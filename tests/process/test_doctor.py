@@ -15,6 +15,7 @@ from ladder.doctor import hardware, hub, software
 from ladder.doctor.builds import fix_of_build
 from ladder.doctor.check import Check, guarded
 from ladder.errors import UsageError
+from ladder.workload.source import resolve_model
 
 
 def only(checks: Iterator[Check]) -> Check:
@@ -168,12 +169,11 @@ def test_build_builds_every_operator(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_note_about_a_model_is_no_reason_to_ask_for_access(tmp_path: Path) -> None:
-    config = {"model_type": "unheard-of", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = {**resolve_model("tiny-llama").config, "architectures": ["LlamaForSequenceClassification"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     check = only(hub.access(str(tmp_path)))
     assert check.status == "OK"
-    assert "an estimate" in check.sentence
+    assert "tuned as a language model" in check.sentence
 
 
 def test_the_token_that_is_looked_for_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_be_read_comes_with_a_remedy_of_its_own(tmp_path: Pa
     check = only(hub.access(str(tmp_path)))
     assert (check.status, check.fix) == ("FAIL", "give the folder that has one")
     (tmp_path / "config.json").write_text("[]")
-    assert only(hub.access(str(tmp_path))).fix == "name one of `ladder models`, or a folder with a usable config.json"
+    assert only(hub.access(str(tmp_path))).fix == "give a model's config.json"
 
 
 @pytest.mark.parametrize(
