@@ -21,7 +21,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA_LIKE,
     "qwen3, wide heads": {key: value for key, value in LLAMA_LIKE.items() if key != "head_dim"},
     "opt": SMALL | {"ffn_dim": 1024, "word_embed_proj_dim": 256, "max_position_embeddings": 256},
-    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 128},
+    "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 128, "activation_function": "gelu_new"},
     "gpt_neox": SMALL | {"intermediate_size": 1024},
     "gemma": LLAMA_LIKE,
     "mixtral": LLAMA_LIKE | {"num_local_experts": 8, "num_experts_per_tok": 2},

