@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ladder.simulation.operation import Block, Operation
 from ladder.workload.modules import Module
-from ladder.workload.trained import BYTES_OF_A_WEIGHT, adapter_elements, frozen_of, targets_of
+from ladder.workload.trained import BYTES_OF_A_WEIGHT, adapted_of, adapter_elements, frozen_of
 from ladder.workload.workload import Workload
 
 
@@ -24,7 +24,7 @@ class PartlyTrained:
         self._num_layers, self._tied = workload.model.num_layers, workload.model.tied
         self._trains_head = workload.weights.trains_head
         self._matrices = [each for each in workload.model.modules if each.size and each.share and each.elements]
-        targets = targets_of(workload.lora, self._matrices)
+        targets = adapted_of(workload.lora, self._matrices)
         frozen = self._matrices if workload.lora is not None else frozen_of(workload.freeze, self._matrices)
         self._targets, self._frozen = frozenset(targets), frozenset(frozen)
 

@@ -62,7 +62,7 @@ def weights_of(workload: Workload) -> Weights:
     if workload.lora is None and not workload.freeze:
         return _of_its_own(workload)
     modules = model.modules
-    targets = targets_of(workload.lora, modules)
+    targets = adapted_of(workload.lora, modules)
     packed = [each for each in modules if each.packs] if workload.load_in else []
     num_packed = sum(each.size for each in packed)
     saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_packed
@@ -87,7 +87,7 @@ def weights_of(workload: Workload) -> Weights:
         largest_quantised=max((each.size for each in packed), default=0),
         trains_head=any(each.kind == "table" and each.also if model.tied else each.kind == "head" for each in free),
         trained_blocks=len(whole) / model.num_layers,
-        reached_blocks=1 - _first_reached((*targets, *free), model.num_layers) / model.num_layers,
+        reached_blocks=1 - _first_reached((*targets, *free), model.num_layers) / model.num_layers if modules else 1.0,
         adapted=_of_a_block(targets),
         packed=_of_a_block(packed),
     )
@@ -172,6 +172,13 @@ def targets_of(lora: Lora | None, modules: Iterable[Module]) -> tuple[Module, ..
     if lora is None:
         return ()
     return tuple(each for each in modules if any(_is_called(each, target) for target in lora.targets))
+
+
+def adapted_of(lora: Lora | None, modules: Iterable[Module]) -> tuple[Module, ...]:
+    """As `targets_of`; where a script's own words match no name, as if all linear layers had adapters."""
+    modules = tuple(modules)
+    found = targets_of(lora, modules)
+    return found if found or lora is None else tuple(each for each in modules if each.kind == "linear")
 
 
 def frozen_of(patterns: Sequence[str], modules: Iterable[Module]) -> tuple[Module, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import TINY, machine_with, make_candidate, make_measurement, make_record, space_on
+from helpers import TINY, TINY_CONFIG, machine_with, make_candidate, make_measurement, make_record, space_on
 from helpers.answers import answer
 from helpers.families import COUNTED
 from helpers.scripts import make_script, script_workload
@@ -45,7 +45,9 @@ from ladder.tuning.preparation import environment_of_trials, script_environment
 from ladder.tuning.verification import _verification
 from ladder.units import GIB
 from ladder.workload.counted import Counted
+from ladder.workload.lora import Lora
 from ladder.workload.script import Script, option_in, told, writing_into
+from ladder.workload.workload import Workload
 
 
 def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +256,16 @@ def test_the_shape_of_a_family_that_is_not_known_is_what_transformers_counts_wit
         shape_of(make_script(model_config_json={"model_type": "strange"}))
     with pytest.raises(UsageError, match=r"cannot be tuned: .* no class for 'other' that learns text"):
         shape_of(script, lambda config, task: Counted(tasks=(), sizes=None))
+
+
+@pytest.mark.parametrize("config", [{"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 3}, TINY_CONFIG])
+def test_adapters_whose_names_match_nothing_count_as_if_all_blocks_had_them(config: dict[str, Any]) -> None:
+    script = make_script(model_config_json=config, num_parameters=5_000, num_trainable=500)
+    lora = Lora(rank=8, targets=(r".*\.(q|v)_proj",))
+    workload = Workload(
+        model=shape_of(script), task="causal-lm", seq_len=64, global_batch_size=8, lora=lora, script=script
+    )
+    assert (workload.weights.trained, workload.weights.reached_blocks) == (500, 1.0)
 
 
 @pytest.mark.parametrize(
