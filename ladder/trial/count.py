@@ -74,10 +74,10 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
         return model.to("meta", dtype)
 
     model = build()
-    sizes = _sizes(model, config)
+    shares = _products(model, config)
+    sizes = _sizes(model, config, shares)
     reply: dict[str, Any] = {"tasks": tasks, "sizes": sizes}
-    blocks, share = _blocks(model), _products(model, config)
-    rows = rows_of(model, {name for name, _ in _text_modules(model)}, blocks, share)
+    rows = rows_of(model, {name for name, _ in _text_modules(model)}, _blocks(model), shares)
     if sizes["is_recurrent"]:  # such code may go from token to token in Python
         reply["uncounted"] = "recurrent"
     else:
@@ -186,7 +186,8 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
+def _sizes(model: PreTrainedModel, config: Any, shares: Mapping[nn.Parameter, float]) -> dict[str, Any]:
+    """The fields of ModelShape that follow from the model as it is built; `shares` as `_products` gives them."""
     text = config.get_text_config()
     blocks, parameters = _blocks(model), list(model.parameters())
     depth = _number(text, "num_hidden_layers", "num_layers") or len(blocks) or 1
@@ -195,14 +196,15 @@ def _sizes(model: PreTrainedModel, config: Any) -> dict[str, Any]:
     shared = {p for block in blocks for p in block.parameters()} if times > 1 else set()
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     in_blocks = [sum(p.numel() for p in block.parameters() if p not in tables) for block in blocks]
-    shares = _products(model, config)
     products = sum(round(each.numel() * share) * (times if each in shared else 1) for each, share in shares.items())
     head = model.get_output_embeddings()
     tied = head is not None and head.weight in tables
+    least = min(shares.values(), default=1.0)
+    active = _number(text, *_ACTIVE_EXPERTS) or 1
     return {
         **_dimensions(text, model),
-        "experts_of_a_token": _number(text, *_ACTIVE_EXPERTS) or 1 if min(shares.values(), default=1.0) < 1 else 1,
-        "num_experts": round((_number(text, *_ACTIVE_EXPERTS) or 1) / min(shares.values(), default=1.0)),
+        "experts_of_a_token": active if least < 1 else 1,
+        "num_experts": round(active / least),
         "num_layers": times * len(blocks) or depth,
         "section": _section(config, text),
         "num_parameters": sum(p.numel() for p in parameters),

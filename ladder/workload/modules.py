@@ -98,11 +98,6 @@ def with_fewer_layers(rows: Iterable[Mapping[str, Any]], most: int) -> tuple[Map
     return tuple(kept)
 
 
-def multiplied(modules: Iterable[Module]) -> float:
-    """Elements of the matrices that a token is multiplied with."""
-    return sum(each.size * each.share for each in modules if each.kind in ("linear", "experts", "head"))
-
-
 @dataclass(frozen=True)
 class Product:
     """`count` products of the hidden values of `tokens` of a micro-batch's tokens with a matrix of this size."""
@@ -114,10 +109,14 @@ class Product:
     """The share of the tokens that each matrix sees: an expert gets few of them."""
 
 
+def multiplied(modules: Iterable[Module]) -> list[Module]:
+    """Those that a token is multiplied with."""
+    return [each for each in modules if each.kind in ("linear", "experts", "head") and each.size and each.share]
+
+
 def products_of(model: ModelShape) -> tuple[Product, ...]:
     """The matrix products of one forward pass, those of the same size together."""
-    used = [each for each in model.modules if each.kind in ("linear", "experts", "head") and each.size and each.share]
     counted = Counter[tuple[int, int, float]]()
-    for each in used:
+    for each in multiplied(model.modules):
         counted[each.inputs, each.outputs, each.share] += each.count
     return tuple(Product(inputs, outputs, number, share) for (inputs, outputs, share), number in counted.items())

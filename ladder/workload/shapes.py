@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.workload.config_guard import OWN_CODE_NOTE, ConfigReader, shorten
 from ladder.workload.counted import Count, Counted, shipped
-from ladder.workload.modules import expanded, multiplied, with_fewer_layers
+from ladder.workload.modules import Module, expanded, multiplied, with_fewer_layers
 from ladder.workload.workload import CountedBlock, ModelShape, Source, Task
 
 _LAYER_KEYS = (
@@ -197,8 +197,9 @@ def _changed(
     config = {**shape.config, shape.section: dict(sizes)} if shape.section else dict(sizes)
     num_layers, vocab_size = num_layers or shape.num_layers, vocab_size or shape.vocab_size
     rows = with_fewer_layers(shape.rows, num_layers // (2 if shape.is_encoder_decoder else 1))
-    gone = sum(each.elements for each in shape.modules) - sum(each.elements for each in expanded(rows))
-    products = multiplied(shape.modules) - multiplied(expanded(rows))
+    before, after = shape.modules, expanded(rows)
+    gone = sum(each.elements for each in before) - sum(each.elements for each in after)
+    products = _elements_for_a_token(before) - _elements_for_a_token(after)
     if not gone:  # layers that share their parameters take none along
         products = (1 - num_layers / shape.num_layers) * (
             shape.num_matmul_parameters - shape.vocab_size * shape.hidden_size
@@ -214,6 +215,10 @@ def _changed(
         "rows": rows,
     }
     return ModelShape(**_fields(shape) | changes)
+
+
+def _elements_for_a_token(modules: Iterable[Module]) -> float:
+    return sum(each.size * each.share for each in multiplied(modules))
 
 
 def _fields(shape: ModelShape) -> dict[str, Any]:

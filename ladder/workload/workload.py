@@ -150,12 +150,6 @@ class Workload:
         """The parameters: how many, which are trained, and their bytes."""
         return weights_of(self)
 
-    @cached_property
-    def tensors_of_a_block(self) -> float:
-        """How many tensors a block's parameters are, in the mean."""
-        in_blocks = sum(each.layer is not None for each in self.model.modules)
-        return self.model.block.tensors if self.model.block else in_blocks / self.model.num_layers
-
     @property
     def sample_len(self) -> int:
         """Tokens of the longest sample, which may be of several sequences."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ladder.backends.activations import offloaded_input, terms_of
+from ladder.backends.activations import offloaded_input, terms_of, usual_block
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
@@ -144,7 +144,7 @@ def _hook_seconds(
 
 def _num_trained(workload: Workload) -> float:
     """Tensors that are trained, without those outside the blocks."""
-    whole = workload.weights.trained_blocks * workload.model.num_layers * workload.tensors_of_a_block
+    whole = workload.weights.trained_blocks * workload.model.num_layers * usual_block(workload.model).tensors
     return whole + _num_adapters(workload)
 
 
