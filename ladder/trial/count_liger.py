@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ladder.trial.count_block import Kernels
+from ladder.trial.count_kernels import Kernels
 
 _IN_PLACE = "Rope"
 """In the names of kernels that change queries and keys where they are, and keep only what they are multiplied with."""

@@ -19,7 +19,7 @@ from helpers.shapes import SMALL
 from ladder.backends.activations import activations_of
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.launch.counting import counting
-from ladder.trial import count_block
+from ladder.trial import count_block, count_kernels
 from ladder.trial.count import TooLong, at_most, counted
 from ladder.trial.model_class import model_config
 from ladder.workload.counted import Counted, shipped
@@ -124,7 +124,7 @@ def test_a_product_for_each_head_without_much_arithmetic_counts_by_the_bytes_tha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with_products = shape_of(GPT_NEO).block
-    monkeypatch.setattr(count_block, "_ENOUGH", 0.0)
+    monkeypatch.setattr(count_kernels, "_ENOUGH", 0.0)
     without = CountedBlock(**counted(GPT_NEO, None)["sizes"]["block"])
     assert with_products is not None
     of_weights_and_values = 4 * 3 * 2
