@@ -29,6 +29,15 @@ from ladder.trial.count_block import Blocks, counted_blocks, kept_under_autocast
 from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
 from ladder.trial.count_liger import UnknownKernelError, with_liger
 from ladder.trial.count_modules import Row, add_adapters, compacted, name_what_they_read, rows_of
+from ladder.trial.count_structure import (
+    ACTIVE_EXPERTS,
+    blocks_of,
+    number_in,
+    positions_of,
+    shares_of,
+    stacks_of,
+    text_modules,
+)
 from ladder.trial.model_class import auto_class, model_config, tasks_of
 from ladder.units import GIB
 from ladder.workload.workload import Task
@@ -38,19 +47,9 @@ _ADDRESSES = 64 * GIB
 a nonsensical configuration makes huge."""
 _SECONDS = 30.0
 """To run the code of a model without values. Chosen: most take less than 2 s, one with 128 layers of experts 9."""
-_SMALL_LIST = 0.1
-"""A list of modules with less than this share of the largest one's parameters holds no blocks. Chosen: encoders have
-more of the parameters of their decoders, and lists of heads or adapters have less."""
 _GATES = {"gate_proj", "gate_up_proj", "w3", "wi_1"}
 """What models call the matrix that makes a feed-forward net a gated one."""
-_ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "top_k")
-"""What models call the number of experts that a token meets."""
 _HEADS = ("num_attention_heads", "num_heads")
-_LENGTHS = ("position", "seq_len", "n_ctx", "seq_length")
-"""Parts of what models call the length of their table of positions."""
-_SOFT_LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "n_positions")
-_SPARE_ROWS = 4
-"""A table of positions has at most so many rows more than it has positions. Chosen: OPT and BART have two."""
 _LONGEST_TRIED = 65_536
 """Tokens. Chosen: tables of more positions are not computed, and a mask for more has too many values to be numbered."""
 _BY_LENGTH = ("kept_by_length", "moved_by_length", "flops_32_by_length")
@@ -74,10 +73,10 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
         return model.to("meta", dtype)
 
     model = build()
-    shares = _products(model, config)
+    shares = shares_of(model, config)
     sizes = _sizes(model, config, shares)
     reply: dict[str, Any] = {"tasks": tasks, "sizes": sizes}
-    rows = rows_of(model, {name for name, _ in _text_modules(model)}, _blocks(model), shares)
+    rows = rows_of(model, {name for name, _ in text_modules(model)}, blocks_of(model), shares)
     if sizes["is_recurrent"]:  # such code may go from token to token in Python
         reply["uncounted"] = "recurrent"
     else:
@@ -97,11 +96,11 @@ def _count_blocks(build: Callable[..., PreTrainedModel], sizes: dict[str, Any], 
 
     Blocks that are alike are run once, as each takes a tenth of a second; all of them where the model's code needs all.
     """
-    kinds = kinds_of(_lists(build()), config.get_text_config())
+    kinds = kinds_of(stacks_of(build()), config.get_text_config())
 
     def cut(dtype: torch.dtype = torch.bfloat16) -> Ran:
         model = build(dtype)
-        return Ran(model, cut_to_kinds(_lists(model), kinds))
+        return Ran(model, cut_to_kinds(stacks_of(model), kinds))
 
     try:
         sizes |= _of_blocks(cut, sizes, rows)
@@ -119,7 +118,7 @@ class Ran(NamedTuple):
     @classmethod
     def whole(cls, model: PreTrainedModel) -> Ran:
         """`model` with all its blocks."""
-        return cls(model, dict.fromkeys(_blocks(model), 1))
+        return cls(model, dict.fromkeys(blocks_of(model), 1))
 
 
 def _of_blocks(build: Callable[..., Ran], sizes: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
@@ -187,10 +186,10 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def _sizes(model: PreTrainedModel, config: Any, shares: Mapping[nn.Parameter, float]) -> dict[str, Any]:
-    """The fields of ModelShape that follow from the model as it is built; `shares` as `_products` gives them."""
+    """The fields of ModelShape that follow from the model as it is built; `shares` as `shares_of` gives them."""
     text = config.get_text_config()
-    blocks, parameters = _blocks(model), list(model.parameters())
-    depth = _number(text, "num_hidden_layers", "num_layers") or len(blocks) or 1
+    blocks, parameters = blocks_of(model), list(model.parameters())
+    depth = number_in(text, "num_hidden_layers", "num_layers") or len(blocks) or 1
     # ALBERT has a block for several layers, which a token goes through as often.
     times = depth // len(blocks) if blocks and depth % len(blocks) == 0 else 1
     shared = {p for block in blocks for p in block.parameters()} if times > 1 else set()
@@ -200,7 +199,7 @@ def _sizes(model: PreTrainedModel, config: Any, shares: Mapping[nn.Parameter, fl
     head = model.get_output_embeddings()
     tied = head is not None and head.weight in tables
     least = min(shares.values(), default=1.0)
-    active = _number(text, *_ACTIVE_EXPERTS) or 1
+    active = number_in(text, *ACTIVE_EXPERTS) or 1
     return {
         **_dimensions(text, model),
         "experts_of_a_token": active if least < 1 else 1,
@@ -218,7 +217,7 @@ def _sizes(model: PreTrainedModel, config: Any, shares: Mapping[nn.Parameter, fl
         "fails_with_fsdp2": _fails_with_fsdp2(model),
         "has_plain_attention": _has_plain_attention(text, model),
         "checkpoints": bool(model.supports_gradient_checkpointing),
-        "is_recurrent": _number(text, *_STATES) is not None or _number(text, *_HEADS) is None,
+        "is_recurrent": number_in(text, *_STATES) is not None or number_in(text, *_HEADS) is None,
     }
 
 
@@ -257,119 +256,29 @@ def _has_plain_attention(text: Any, model: PreTrainedModel) -> bool:
 
 def _dimensions(text: Any, model: PreTrainedModel) -> dict[str, Any]:
     """The sizes that predictions need, under the names of ModelShape."""
-    hidden = _number(text, "hidden_size") or 0
-    heads = _number(text, *_HEADS) or 1
-    intermediate = _number(text, *_INTERMEDIATE) or (_number(text, "expand") or 4) * hidden
+    hidden = number_in(text, "hidden_size") or 0
+    heads = number_in(text, *_HEADS) or 1
+    intermediate = number_in(text, *_INTERMEDIATE) or (number_in(text, "expand") or 4) * hidden
     shapes = {tuple(parameter.shape[-2:]) for parameter in model.parameters()}
     named = {part for name, _ in model.named_parameters() for part in name.split(".")}
     double = {(2 * intermediate, hidden), (hidden, 2 * intermediate)}
-    most, made_for = _positions(text, model)
+    most, made_for = positions_of(text, model)
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_heads": heads,
-        "num_kv_heads": _number(text, "num_key_value_heads") or heads,
-        "head_dim": _number(text, "head_dim", "d_kv") or max(1, hidden // heads),
-        "vocab_size": _number(text, "vocab_size") or 0,
+        "num_kv_heads": number_in(text, "num_key_value_heads") or heads,
+        "head_dim": number_in(text, "head_dim", "d_kv") or max(1, hidden // heads),
+        "vocab_size": number_in(text, "vocab_size") or 0,
         "max_positions": most,
         "made_for": made_for,
         "gated_mlp": bool(named & _GATES) or bool(shapes & double),
     }
 
 
-def _positions(text: Any, model: PreTrainedModel) -> tuple[int | None, int | None]:
-    """The longest sequence that has positions in a table, and the longest that others were made for.
-
-    The table may be one of embeddings or of numbers. Some models, as RoBERTa, count from after the padding token's.
-    """
-    named = {name: value for name, value in vars(text).items() if any(part in name for part in _LENGTHS)}
-    lengths = {value for value in named.values() if type(value) is int and value > 1}
-    inputs = model.get_input_embeddings()
-    for _, module in _text_modules(model):
-        tables = [each for each in module.buffers(recurse=False) if each.dim() > 1]
-        tables += [module.weight] if isinstance(module, nn.Embedding) and module is not inputs else []
-        for table in tables:
-            if found := [each for each in lengths if any(0 <= side - each <= _SPARE_ROWS for side in table.shape)]:
-                padding = getattr(module, "padding_idx", None)
-                reserved = 0 if padding is None or max(table.shape) > max(found) else padding + 1
-                return max(found) - reserved, None
-    made_for = _number(text, *_SOFT_LENGTHS)
-    scaling = getattr(text, "rope_parameters", None) or {}
-    if made_for is not None and scaling.get("original_max_position_embeddings") == made_for:
-        made_for = round(made_for * (scaling.get("factor") or 1.0))
-    return None, made_for
-
-
-def _number(config: Any, *names: str) -> int | None:
-    """The first of `names` that `config` has as a number above zero; of one for each layer, the largest."""
-    for name in names:
-        try:
-            value = getattr(config, name, None)
-        except Exception:  # each layer has its own, says an error that derives from nothing more
-            continue
-        if isinstance(value, list | tuple) and value and all(type(each) is int for each in value):
-            return int(max(value))
-        if type(value) is int and value > 0:
-            return value
-    return None
-
-
 def _section(config: Any, text: Any) -> str:
     """The key of `config` under which the language model's sizes are; "" if they are at the top."""
     return next((name for name in config.sub_configs if getattr(config, name, None) is text), "")
-
-
-def _text_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that tokens go through, with their names: all but those of images, sound and the like."""
-    own = {type(model.config), type(model.config.get_text_config())}
-    towers = [
-        f"{name}."
-        for name, module in model.named_modules()
-        if isinstance(module, PreTrainedModel) and type(module.config) not in own
-    ]
-    for name, module in model.named_modules():
-        if not f"{name}.".startswith(tuple(towers)):
-            yield name, module
-
-
-def _blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """The language model's blocks, of encoder and decoder together."""
-    return [block for blocks in _lists(model) for block in blocks]
-
-
-def _lists(model: PreTrainedModel) -> list[nn.ModuleList]:
-    """Its stacks of blocks."""
-    lists: dict[str, nn.ModuleList] = {}
-    for name, module in _text_modules(model):
-        if isinstance(module, nn.ModuleList) and not name.startswith(tuple(f"{outer}." for outer in lists)):
-            lists[name] = module
-    sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in lists.items()}
-    least = _SMALL_LIST * max(sizes.values(), default=0)
-    return [module for name, module in lists.items() if sizes[name] > least]
-
-
-def _products(model: PreTrainedModel, config: Any) -> dict[nn.Parameter, float]:
-    """The matrices that tokens are multiplied with, and the share of the tokens: of experts, the active ones."""
-    active = _number(config.get_text_config(), *_ACTIVE_EXPERTS)
-    seen = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    shares: dict[nn.Parameter, float] = {}
-    for prefix, module in _text_modules(model):
-        for name, parameter in module.named_parameters(prefix, recurse=False):
-            if parameter.dim() < 2 or parameter in seen or parameter in shares:
-                continue
-            experts = _experts(model, module, name, parameter)
-            shares[parameter] = min(1.0, active / experts) if active and experts > 1 else 1.0
-    return shares
-
-
-def _experts(model: PreTrainedModel, module: nn.Module, name: str, parameter: nn.Parameter) -> int:
-    """How many experts `parameter` is one of, or holds: all may be in one tensor."""
-    if parameter.dim() == 3 and not isinstance(module, nn.Conv1d):
-        return int(parameter.shape[0])
-    outer, _, number = name.rpartition(".experts.")
-    if outer and number.split(".")[0].isdigit():
-        return len(list(model.get_submodule(f"{outer}.experts").children()))
-    return 1
 
 
 def main() -> int:
