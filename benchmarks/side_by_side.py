@@ -40,7 +40,7 @@ BY_HAND = {
 """The growing allocator, as whoever trains by hand sets it. A tune makes settings of its own, where it finds none."""
 OF_THE_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA then numbers GPUs as NVML does."""
-_MARKER = "LADDER_BENCHMARK"
+MARKER = "LADDER_BENCHMARK"
 TIME_OVER = "time was over"
 _PATIENCE = 20.0
 """Seconds between asking a process to end and killing it. Chosen: torchrun and ladder end their ranks in a few."""
@@ -63,18 +63,16 @@ class Work:
 
     def spec(self, method: str, folder: Path, **more: Any) -> dict[str, Any]:
         """What a program of one rank reads; `folder` is for what it writes."""
-        config = dict(resolve_model(self.model, count=counting()).config)
+        shape = resolve_model(self.model, count=counting())
         return {
             "method": method,
             "checkpointing": False,
-            "config": config,
+            "config": dict(shape.config),
             "task": self.task,
             "seq_len": self.seq_len,
             "batch": self.batch,
             "cap_gib": self.cap_gib,
-            "liger": bool(visible_gpus())
-            and resolve_model(self.model, count=counting()).liger is not None
-            and _installed("liger_kernel"),
+            "liger": bool(visible_gpus()) and "liger" in shape.blocks_with and _installed("liger_kernel"),
             "lora": lora_from_text(self.lora).for_peft() if self.lora else None,
             "load_in": self.load_in,
             "folder": str(folder),
@@ -122,7 +120,7 @@ def run(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **environment, _MARKER: marker},
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **environment, MARKER: marker},
                 cwd=folder,
                 start_new_session=True,
             )
@@ -139,12 +137,12 @@ def run(
 
 def _end(marker: str) -> None:
     """End what bears the marker; whoever was told to end has a while for it."""
-    told = marked(marker, _MARKER)
+    told = marked(marker, MARKER)
     for process in told:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     wait_gone(told, _PATIENCE)
-    while kill_marked(marker, _MARKER):
+    while kill_marked(marker, MARKER):
         pass  # what one of them started meanwhile
 
 

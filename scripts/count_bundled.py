@@ -14,22 +14,20 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ladder.launch.counting import ask
+from ladder.launch.counting import COUNTED_BY, ask, asked_of
 from ladder.workload.config_guard import checked_config
 from ladder.workload.counted import FOLDERS, digest
 from ladder.workload.source import bundled_models
-
-NEEDED = ("transformers", "torch", "peft", "liger-kernel")
 
 
 def write(name: str, folder: Path) -> None:
     """Count the bundled model called `name` into a file in `folder`."""
     bundle = json.loads(bundled_models()[name].read_text(encoding="utf-8"))
     config, _ = checked_config(bundle["config"], name)
-    reply = ask(json.dumps({"config": config, "task": None}))
+    reply = ask(asked_of(config, None))
     if reply is None or "block" not in reply.get("sizes", {}):
         sys.exit(f"{name}: {reply}")
-    by = {package: version(package) for package in NEEDED}
+    by = {package: version(package) for package in COUNTED_BY}
     folder.mkdir(exist_ok=True)
     rows = [json.dumps(row) for row in reply["sizes"].pop("rows")]
     text = json.dumps({digest(config): {**reply, "counted_by": by}}, indent=1)

@@ -153,6 +153,8 @@ class Technique:
     """It changes how parameters, gradients or optimizer states are stored."""
     changes_blocks = False
     """It changes which activations a block saves."""
+    replaces_kernels = False
+    """Its kernels take the places of a block's own, if they know the model: its `RankTechnique` stands in for them."""
     changes_numerics = False
     """It changes the numerics of training. Losses are then compared with the reference engine's that has it too."""
     loss_tolerance = 0.0
@@ -240,7 +242,7 @@ class Technique:
 
     def block_of(self, model: ModelShape) -> CountedBlock | None:
         """What a block of `model` does with this technique; None if it does the same as without."""
-        return None
+        return model.blocks_with.get(self.name)
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         """The candidate's `terms` with this technique."""

@@ -14,14 +14,21 @@ from ladder import __version__
 from ladder.launch.modules import module_command, module_environment
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.interpreter import has_module, ranks_python, version_of
+from ladder.techniques.registry import TECHNIQUES
 from ladder.workload.config_guard import shorten
 from ladder.workload.counted import Count, Counted, counted_from
 from ladder.workload.workload import Task
 
 _SECONDS = 300.0
 """Chosen: thirty times what counting takes on an idle core. The program itself ends what computes for too long."""
-_REPLY = "3"
+_REPLY = "4"
 """Of what the program writes, the version."""
+_REPLACING = {each.name: each.rank_module for each in TECHNIQUES.values() if each.replaces_kernels}
+COUNTED_BY = (
+    *("transformers", "torch", "peft"),
+    *(library.distribution for name in _REPLACING for library in TECHNIQUES[name].libraries),
+)
+"""Packages that decide what is counted."""
 _PASSING = ("ImportError", "ModuleNotFoundError", "MemoryError", "OSError", "TooLong")
 """Failures that may be gone tomorrow: a package is there by then, there is more memory, or the host is less busy."""
 
@@ -37,7 +44,7 @@ def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | 
             problem=f"torch and transformers, which count it, are not installed for {ranks_python()}; name an "
             "interpreter that has them with --python"
         )
-    asked = json.dumps({"config": config, "task": task}, sort_keys=True)
+    asked = asked_of(config, task)
     kept = _file_of(asked)
     reply = _read(kept)
     if reply is None:
@@ -46,6 +53,11 @@ def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | 
         if reply and not any(str(reply.get(key, "")).startswith(_PASSING) for key in ("failed", "uncounted")):
             _keep(kept, reply)
     return counted_from(reply) if reply else Counted(problem="counting what it has ended without an answer; try again")
+
+
+def asked_of(config: Mapping[str, Any], task: Task | None) -> str:
+    """What the program is asked of `config` and `task`, as JSON."""
+    return json.dumps({"config": config, "task": task, "replacing": _REPLACING}, sort_keys=True)
 
 
 def ask(asked: str) -> dict[str, Any] | None:
@@ -68,7 +80,7 @@ def ask(asked: str) -> dict[str, Any] | None:
 
 def _file_of(asked: str) -> Path:
     """Where the reply is kept. What is counted depends on the versions of these programs."""
-    versions = " ".join((__version__, _REPLY, *map(version_of, ("transformers", "torch", "peft", "liger-kernel"))))
+    versions = " ".join((__version__, _REPLY, *map(version_of, COUNTED_BY)))
     return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
 
 

@@ -10,7 +10,8 @@ from ladder.search.space import Space
 from ladder.techniques.keys import engine_named
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script
-from ladder.workload.workload import CountedBlock, ModelShape, Workload
+from ladder.workload.shapes import blocks_in
+from ladder.workload.workload import ModelShape, Workload
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
@@ -28,8 +29,7 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 def space_from_dict(facts: Mapping[str, Any]) -> Space:
     """The reverse of `space_to_dict`. KeyError or TypeError for other values."""
     workload, model = dict(facts["workload"]), dict(facts["workload"]["model"])
-    for key in ("block", "liger"):
-        model[key] = CountedBlock(**model[key]) if model.get(key) is not None else None
+    model |= blocks_in(model["block"], model["blocks_with"])
     model["rows"] = tuple(model["rows"])
     script = workload.pop("script", None)
     workload["script"] = Script.from_dict(script) if script is not None else None

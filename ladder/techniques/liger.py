@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Effects, Export, Library, Problem, Rung, Technique, Terms
-from ladder.workload.workload import CountedBlock, ModelShape, Workload
+from ladder.workload.workload import Workload
 
 _LARGE_VOCABULARY = 100_000
 """From this vocabulary size on, installing it is recommended. Chosen: with fewer tokens, logits rarely set the peak."""
@@ -35,6 +35,7 @@ class Liger(Technique):
     effects = Effects(norm_keeps=1 / 3, keeps_gate=False, chunked_loss=True, traffic=0.25, kernels=1.9)
     through = "model"
     changes_blocks = True
+    replaces_kernels = True
     breaks_as_one = True
 
     def refusal(self, workload: Workload, device: str) -> str:
@@ -58,9 +59,6 @@ class Liger(Technique):
             f"With a vocabulary of {vocabulary:,} tokens, Liger's kernels, which do not keep logits, "
             "may be much faster; `pip install liger-kernel` to try them."
         )
-
-    def block_of(self, model: ModelShape) -> CountedBlock | None:
-        return model.liger
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         """The final norm keeps its 16-bit input and its output; the loss is fused."""
@@ -91,7 +89,7 @@ class Liger(Technique):
         return Export({})
 
     def _knows(self, workload: Workload) -> bool:
-        return workload.task == "causal-lm" and workload.model.liger is not None
+        return workload.task == "causal-lm" and self.block_of(workload.model) is not None
 
 
 def _fused_loss(workload: Workload, tokens: int) -> float:

@@ -1,6 +1,7 @@
 """Counts a model's parameters, and what its blocks do, without memory: of that which transformers builds from a config.
 
-A program: it reads {"config": {…}, "task": "causal-lm" or null} from stdin and writes one JSON object to stdout:
+A program: it reads {"config": {…}, "task": "causal-lm" or null, "replacing": {…}} from stdin, where `replacing` has the
+modules of techniques that replace kernels, by their names, and writes one JSON object to stdout:
 
     {"tasks": […], "sizes": {…}}    the tasks that the model can be trained for, and its sizes (`workload.counted`)
     {…, "uncounted": "…"}           likewise, without what a block does, as its code cannot be run without values
@@ -12,6 +13,7 @@ A program: it reads {"config": {…}, "task": "causal-lm" or null} from stdin an
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -19,6 +21,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +30,6 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from ladder.trial.count_block import Blocks, counted_blocks, kept_under_autocast, of_step
 from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
-from ladder.trial.count_liger import UnknownKernelError, with_liger
 from ladder.trial.count_modules import Row, add_adapters, compacted, name_what_they_read, rows_of
 from ladder.trial.count_structure import (
     ACTIVE_EXPERTS,
@@ -39,6 +41,7 @@ from ladder.trial.count_structure import (
     text_modules,
 )
 from ladder.trial.model_class import auto_class, model_config, tasks_of
+from ladder.trial.techniques import RankTechnique, UnknownKernelError
 from ladder.units import GIB
 from ladder.workload.workload import Task
 
@@ -58,7 +61,9 @@ _STATES = ("state_size", "mamba_d_state", "ssm_state_size", "d_state", "lru_widt
 _INTERMEDIATE = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "hidden_dim", "d_ff", "decoder_ffn_dim")
 
 
-def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
+def counted(
+    raw: dict[str, Any], task: Task | None, replacing: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """What this program writes for the configuration `raw`. Raises what transformers raises."""
     if raw["model_type"] not in CONFIG_MAPPING:
         return {"unknown": _written_alike(raw["model_type"])}
@@ -82,7 +87,7 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
     else:
         try:
             with at_most(_SECONDS):
-                _count_blocks(build, sizes, rows, config)
+                _count_blocks(build, sizes, rows, config, replacing)
         except (Exception, TooLong) as error:  # whatever its code raises
             reply["uncounted"] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(Exception):  # peft may refuse a model, and trials say so where adapters are asked for
@@ -91,7 +96,13 @@ def counted(raw: dict[str, Any], task: Task | None) -> dict[str, Any]:
     return reply
 
 
-def _count_blocks(build: Callable[..., PreTrainedModel], sizes: dict[str, Any], rows: list[Row], config: Any) -> None:
+def _count_blocks(
+    build: Callable[..., PreTrainedModel],
+    sizes: dict[str, Any],
+    rows: list[Row],
+    config: Any,
+    replacing: Mapping[str, str],
+) -> None:
     """Add to `sizes` what blocks do, and to `rows` what they read.
 
     Blocks that are alike are run once, as each takes a tenth of a second; all of them where the model's code needs all.
@@ -102,11 +113,20 @@ def _count_blocks(build: Callable[..., PreTrainedModel], sizes: dict[str, Any], 
         model = build(dtype)
         return Ran(model, cut_to_kinds(stacks_of(model), kinds))
 
+    def whole(dtype: torch.dtype = torch.bfloat16) -> Ran:
+        return Ran.whole(build(dtype))
+
+    ran = cut
     try:
-        sizes |= _of_blocks(cut, sizes, rows)
+        sizes |= _of_blocks(ran, sizes, rows)
     except Exception:
-        sizes |= _of_blocks(lambda dtype=torch.bfloat16: Ran.whole(build(dtype)), sizes, rows)
+        ran = whole
+        sizes |= _of_blocks(ran, sizes, rows)
     share_letters(rows, kinds)
+    sizes["blocks_with"] = {}
+    for name, module in replacing.items():  # after all else, as they change transformers' own modules
+        if block := _with_technique(importlib.import_module(module).TECHNIQUE, ran, sizes):
+            sizes["blocks_with"][name] = block
 
 
 class Ran(NamedTuple):
@@ -131,18 +151,31 @@ def _of_blocks(build: Callable[..., Ran], sizes: Mapping[str, Any], rows: list[R
     if _breaks_beyond(ran, made_for):
         positions, made_for = made_for, None
     found: dict[str, Any] = {"has_wide_loss": plain.has_wide_loss, "max_positions": positions, "made_for": made_for}
-    # A mask grows with the sequence too, at least where autocast makes one for each block.
-    grows = any(plain.of_a_layer[name] for name in (*_BY_LENGTH, "masked"))
-    wide = kept_under_autocast(*build(torch.float32), depth, known, by_length=grows)
+    wide = kept_under_autocast(*build(torch.float32), depth, known, by_length=_grows(plain.of_a_layer))
     found["block"] = plain.of_a_layer | wide
-    ran, in_32_bits = build(), build(torch.float32)
-    if with_liger(ran.model) and with_liger(in_32_bits.model):
-        try:
-            of_liger = counted_blocks(*ran, depth, known, by_length=grows).of_a_layer
-            found["liger"] = of_liger | kept_under_autocast(*in_32_bits, depth, known, by_length=grows)
-        except UnknownKernelError:  # its experts, for example: then it is taken to keep what the model itself does
-            found["liger"] = found["block"]
     return found
+
+
+def _with_technique(
+    technique: RankTechnique, build: Callable[..., Ran], sizes: Mapping[str, Any]
+) -> dict[str, float] | None:
+    """What a block does with the kernels of `technique`; None if they do not know the model."""
+    ran, in_32_bits = build(), build(torch.float32)
+    if not (technique.stand_in(ran.model) and technique.stand_in(in_32_bits.model)):
+        return None
+    depth, known = sizes["num_layers"], sizes["max_positions"] or sizes["made_for"]
+    grows = _grows(sizes["block"])
+    own: dict[str, float] = sizes["block"]
+    try:
+        block = counted_blocks(*ran, depth, known, by_length=grows).of_a_layer
+        return block | kept_under_autocast(*in_32_bits, depth, known, by_length=grows)
+    except UnknownKernelError:  # its experts, for example: then it is taken to keep what the model itself does
+        return own
+
+
+def _grows(block: Mapping[str, float]) -> bool:
+    """Whether something grows with the sequence: a mask does, at least where autocast makes one for each block."""
+    return any(block[name] for name in (*_BY_LENGTH, "masked"))
 
 
 def _breaks_beyond(ran: Ran, length: int | None) -> bool:
@@ -209,8 +242,6 @@ def _sizes(model: PreTrainedModel, config: Any, shares: Mapping[nn.Parameter, fl
         "num_parameters": sum(p.numel() for p in parameters),
         "num_matmul_parameters": products + (head.weight.numel() if tied else 0),
         "num_block_parameters": max(in_blocks, default=sum(p.numel() for p in parameters) // depth),
-        # Layers that share their parameters take none along when there are fewer of them.
-        "num_parameters_in_blocks": 0 if shared else sum(in_blocks),
         "largest_parameter": max(p.numel() for p in parameters),
         "is_encoder_decoder": bool(config.is_encoder_decoder),
         "tied": tied,
@@ -290,7 +321,7 @@ def main() -> int:
     asked = json.load(sys.stdin)
     answers, sys.stdout = os.dup(1), sys.stderr  # transformers may print
     try:
-        reply = counted(asked["config"], asked["task"])
+        reply = counted(asked["config"], asked["task"], asked["replacing"])
     except Exception as error:
         reply = {"failed": f"{type(error).__name__}: {error}"}
     os.write(answers, json.dumps(reply).encode())

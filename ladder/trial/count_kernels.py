@@ -38,7 +38,7 @@ class Kernels(TorchDispatchMode):
     """Counts the kernels that run in blocks, what they read and write, and which products are slow ones."""
 
     counting: Kernels
-    """The newest, for kernels that stand for others (`count_liger`)."""
+    """The newest, for kernels that stand for others (`RankTechnique.stand_in`)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -82,17 +82,24 @@ def _unknown(model_type: str, spellings: Sequence[str], *, needs_code: bool) -> 
 def shape_from_sizes(sizes: Mapping[str, Any], *, note: str = "", **own: Any) -> ModelShape:
     """The shape with these `sizes`, which were counted, and fields of its `own`."""
     sizes = dict(sizes)
-    blocks = {key: sizes.pop(key, None) for key in ("block", "liger")}
+    block, others = sizes.pop("block", None), sizes.pop("blocks_with", {})
     model_type = own["config"]["model_type"]
     if sizes.pop("is_recurrent"):
         note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
         note += "attention; trials measure it."
-    elif blocks["block"] is None:
+    elif block is None:
         note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
         note += "first predicted as a usual layer's; trials measure them."
-    sizes |= {key: CountedBlock(**block) if block else None for key, block in blocks.items()}
     sizes |= {**own, "config": dict(own["config"]), "rows": tuple(sizes["rows"])}
-    return ModelShape(model_type=model_type, note=note.strip(), **sizes)
+    return ModelShape(model_type=model_type, note=note.strip(), **blocks_in(block, others), **sizes)
+
+
+def blocks_in(block: Mapping[str, float] | None, others: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """A model's own block, and those with techniques, as fields of ModelShape."""
+    return {
+        "block": CountedBlock(**block) if block else None,
+        "blocks_with": {name: CountedBlock(**other) for name, other in others.items()},
+    }
 
 
 def roughly_shaped(config: Mapping[str, Any], *, name: str, source: Source, task: Task) -> ModelShape:
@@ -124,7 +131,6 @@ def roughly_shaped(config: Mapping[str, Any], *, name: str, source: Source, task
         num_parameters=layers * of_block + outside,
         num_matmul_parameters=layers * of_block + outside,
         num_block_parameters=of_block,
-        num_parameters_in_blocks=layers * of_block,
         largest_parameter=max(hidden * net, outside),
         gated_mlp=False,
         is_encoder_decoder=False,
@@ -210,7 +216,6 @@ def _changed(
         "num_layers": num_layers,
         "vocab_size": vocab_size,
         "num_parameters": shape.num_parameters - gone - fewer_tokens * (1 if shape.tied else 2),
-        "num_parameters_in_blocks": shape.num_parameters_in_blocks - gone,
         "num_matmul_parameters": round(shape.num_matmul_parameters - products - fewer_tokens),
         "rows": rows,
     }

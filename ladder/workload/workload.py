@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -100,8 +100,6 @@ class ModelShape:
     """The key of `config` that holds the language model's sizes, such as text_config; "" if they are at the top."""
     checkpoints: bool = True
     """Its class can checkpoint activations."""
-    num_parameters_in_blocks: int = 0
-    """Of all blocks; 0 where blocks share theirs."""
     num_experts: int = 1
     """Of a block; 1 without any."""
     experts_of_a_token: int = 1
@@ -113,8 +111,8 @@ class ModelShape:
     """Its modules, as `workload.modules.expanded` reads them."""
     block: CountedBlock | None = None
     """What a block does; None where its code cannot be run without values."""
-    liger: CountedBlock | None = None
-    """The same with Liger's kernels; None where they do not know the model, or were not there to be asked."""
+    blocks_with: Mapping[str, CountedBlock] = field(default_factory=dict)
+    """The same by the name of a technique whose kernels replace a block's: those that were asked and know the model."""
 
     @cached_property
     def modules(self) -> tuple[Module, ...]:

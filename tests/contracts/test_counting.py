@@ -18,7 +18,7 @@ from helpers.shapes import SMALL
 
 from ladder.backends.activations import activations_of
 from ladder.errors import ModelNotAccessibleError, UsageError
-from ladder.launch.counting import counting
+from ladder.launch.counting import asked_of, counting
 from ladder.trial import count_block, count_kernels
 from ladder.trial.count import TooLong, at_most, counted
 from ladder.trial.model_class import model_config
@@ -50,13 +50,14 @@ def shape_of(config: dict[str, Any], task: Task | None = None) -> ModelShape:
 @pytest.mark.parametrize("name", ["tiny-llama", pytest.param("gemma-3-1b", marks=pytest.mark.night)])
 def test_what_is_shipped_of_a_bundled_model_is_what_counting_finds_today(name: str) -> None:
     known = resolve_model(name)
-    found = counted(dict(known.config), None)
+    found = counted(dict(known.config), None, json.loads(asked_of(known.config, None))["replacing"])
     assert found["tasks"][0] == known.task
-    of_liger = {"liger"} - found["sizes"].keys()  # which may not be installed
     kept = shipped(known.config, None)
     assert kept is not None
     assert kept.sizes is not None
-    assert found["sizes"] == {size: value for size, value in kept.sizes.items() if size not in of_liger}
+    installed = found["sizes"]["blocks_with"].keys()
+    others = {name: block for name, block in kept.sizes["blocks_with"].items() if name in installed}
+    assert found["sizes"] == {**kept.sizes, "blocks_with": others}
 
 
 def test_layers_that_share_a_block_keep_as_much_as_layers_of_their_own() -> None:

@@ -31,15 +31,17 @@ def fill_cache() -> None:
     """Keep all replies as a tune keeps them, for those that tests start."""
     for reply in replies().values():
         for task in (None, reply["tasks"][0]):
-            asked = json.dumps({"config": reply["config"], "task": task}, sort_keys=True)
-            keep(counting._file_of(asked), {key: value for key, value in reply.items() if key != "config"})
+            keep(
+                counting._file_of(counting.asked_of(reply["config"], task)),
+                {key: value for key, value in reply.items() if key != "config"},
+            )
 
 
 def _counted_now(config: Mapping[str, Any], task: Task | None) -> Counted | None:
     found = counted.shipped(config, task)
     if found is not None:
         return found
-    reply = counting.ask(json.dumps({"config": dict(config), "task": task})) or {"failed": "no answer"}
+    reply = counting.ask(counting.asked_of(config, task)) or {"failed": "no answer"}
     if "sizes" in reply and task in (None, reply["tasks"][0]):
         digest = counted.digest(config)
         rows = "[\n" + ",\n".join(json.dumps(row) for row in reply["sizes"].pop("rows")) + "]"

@@ -12,6 +12,10 @@ from transformers import PreTrainedModel
 from ladder.events.protocol import TrialSpec
 
 
+class UnknownKernelError(Exception):
+    """A kernel does what no stand-in does."""
+
+
 class RankTechnique:
     """What a technique does in a rank. By default it does nothing."""
 
@@ -38,6 +42,14 @@ class RankTechnique:
 
     def change_model(self, model: PreTrainedModel) -> None:
         """Change the model before DeepSpeed gets it. RuntimeError if that would have no effect."""
+
+    def stand_in(self, model: PreTrainedModel) -> bool:
+        """Put stand-ins for its kernels into `model`, which is on the meta device; False if it does not know the model.
+
+        The loss stays as it was. Nothing without the technique can be counted in this process any more. A stand-in may
+        raise UnknownKernelError when it is called.
+        """
+        return False
 
     def begin_candidate(self) -> None:
         """Called before the first step of each candidate."""

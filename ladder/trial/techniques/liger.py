@@ -1,10 +1,26 @@
-"""Liger's kernels in a rank."""
+"""Liger's kernels in a rank, and what they make of a model: its own registry says which it knows.
+
+Its kernels run on GPUs alone, so where a model is counted, stand-ins without memory take their places: each keeps its
+inputs, as they do.
+"""
 
 from __future__ import annotations
 
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ladder.trial.techniques import RankTechnique
+from ladder.trial.techniques import RankTechnique, UnknownKernelError
+
+_IN_PLACE = "Rope"
+"""In the names of kernels that change queries and keys where they are, and keep only what they are multiplied with."""
+_KNOWN, _OTHERS = ("RMSNorm", "LayerNorm", "SiLUMul", "GELUMul", _IN_PLACE), ("Fused", "Modulated")
+"""Of the kernels that stand-ins can stand for, parts of their names; and of others that have these too, but do more."""
 
 
 class Liger(RankTechnique):
@@ -18,6 +34,54 @@ class Liger(RankTechnique):
         apply_liger_kernel(model, None)
         if "forward" not in vars(model):
             raise RuntimeError(f"liger-kernel has no fused loss for {type(model).__name__}")
+
+    def stand_in(self, model: PreTrainedModel) -> bool:
+        cross_entropy = functional.cross_entropy
+        try:
+            self.change_model(model)
+        except (ImportError, RuntimeError):
+            return False
+        functional.cross_entropy = cross_entropy
+        del model.forward
+        for name, module in list(sys.modules.items()):
+            if name.startswith("liger_kernel.ops"):
+                for _, kernel in inspect.getmembers(module, _is_kernel):
+                    _stand_in(kernel)
+        return True
+
+
+def _is_kernel(value: Any) -> bool:
+    return (
+        inspect.isclass(value) and issubclass(value, torch.autograd.Function) and value is not torch.autograd.Function
+    )
+
+
+def _stand_in(kernel: Any) -> None:
+    from ladder.trial.count_kernels import Kernels  # of a process that counts, and of no rank
+
+    name = kernel.__name__
+    in_place = _IN_PLACE in name
+    is_known = any(part in name for part in _KNOWN) and not any(part in name for part in _OTHERS)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        if not is_known:
+            raise UnknownKernelError(kernel.__name__)
+        tensors = [each for each in args if isinstance(each, Tensor)]
+        ctx.count = len(args)
+        ctx.save_for_backward(*(tensors[2:] if in_place else tensors))
+        if in_place:
+            Kernels.counting.started_from_python([*tensors, *tensors[:2]])
+            return torch.empty_like(tensors[0]), torch.empty_like(tensors[1])
+        Kernels.counting.started_from_python([*tensors, tensors[0]])
+        return torch.empty_like(tensors[0])
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        saved = ctx.saved_tensors
+        Kernels.counting.started_from_python([*gradients, *saved, *(gradients if in_place else saved)])
+        made = list(gradients) if in_place else [torch.empty_like(each) for each in saved]
+        return (*made, *[None] * (ctx.count - len(made)))
+
+    kernel.forward, kernel.backward = staticmethod(forward), staticmethod(backward)
 
 
 TECHNIQUE = Liger()
