@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pynvml
 
+from ladder.launch.counting import counting
 from ladder.machine.gpus import visible_gpus
 from ladder.units import gib
 from ladder.workload.shapes import with_layers
@@ -46,7 +47,7 @@ def _make_model(target: Path, name: str, layers: int | None) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    shape = resolve_model(name)
+    shape = resolve_model(name, count=counting())
     raw = dict((with_layers(shape, layers) if layers else shape).config)
     fields = {key: value for key, value in raw.items() if key not in ("model_type", "torch_dtype", "dtype")}
     config = AutoConfig.for_model(raw["model_type"], **fields)
