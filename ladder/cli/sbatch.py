@@ -108,6 +108,7 @@ def _require_possible(options: TuneOptions) -> None:
         resolve_model(options.model, task=options.task, count=counting()),
         ranks,
         _silent,
+        count=counting(),
         task=options.task,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,

@@ -38,26 +38,30 @@ def counting(note: Callable[[str], None] = lambda _: None) -> Count:
     return partial(_count, note)
 
 
-def _count(note: Callable[[str], None], config: Mapping[str, Any], task: Task | None) -> Counted:
+def _count(
+    note: Callable[[str], None], config: Mapping[str, Any], task: Task | None, lora: Mapping[str, Any] | None
+) -> Counted:
     if not (has_module("torch") and has_module("transformers")):
         return Counted(
             problem=f"torch and transformers, which count it, are not installed for {ranks_python()}; name an "
             "interpreter that has them with --python"
         )
-    asked = asked_of(config, task)
+    asked = asked_of(config, task, lora)
     kept = _file_of(asked)
     reply = _read(kept)
     if reply is None:
-        note(f"Counting what model type {shorten(config['model_type'])} has with transformers, once.")
+        by = "transformers" if lora is None else "peft"
+        note(f"Counting what model type {shorten(config['model_type'])} has with {by}, once.")
         reply = ask(asked)
         if reply and not any(str(reply.get(key, "")).startswith(_PASSING) for key in ("failed", "uncounted")):
             _keep(kept, reply)
     return counted_from(reply) if reply else Counted(problem="counting what it has ended without an answer; try again")
 
 
-def asked_of(config: Mapping[str, Any], task: Task | None) -> str:
-    """What the program is asked of `config` and `task`, as JSON."""
-    return json.dumps({"config": config, "task": task, "replacing": _REPLACING}, sort_keys=True)
+def asked_of(config: Mapping[str, Any], task: Task | None, lora: Mapping[str, Any] | None = None) -> str:
+    """What the program is asked of `config`, `task` and adapters, as JSON."""
+    asked = {"config": config, "task": task, "replacing": _REPLACING}
+    return json.dumps(asked if lora is None else asked | {"lora": lora}, sort_keys=True)
 
 
 def ask(asked: str) -> dict[str, Any] | None:

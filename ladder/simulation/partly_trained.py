@@ -25,7 +25,8 @@ class PartlyTrained:
         self._trains_head = workload.weights.trains_head
         self._matrices = [each for each in workload.model.modules if each.size and each.share and each.elements]
         targets = adapted_of(workload.lora, self._matrices)
-        frozen = self._matrices if workload.lora is not None else frozen_of(workload.freeze, self._matrices)
+        uncopied = [each for each in self._matrices if not each.copied]
+        frozen = uncopied if workload.lora is not None else frozen_of(workload.freeze, self._matrices)
         self._targets, self._frozen = frozenset(targets), frozenset(frozen)
 
     def blocks(self, plain: Sequence[Operation]) -> tuple[Block, ...]:
@@ -51,7 +52,7 @@ class PartlyTrained:
     def trained_of(self, table: int) -> int:
         """Elements that are trained of the `table` of everything that is neither in a block nor the head."""
         if self._lora is not None:
-            return 0
+            return sum(each.copied for each in self._matrices if each.layer is None and each.kind != "head")
         return table - sum(each.size for each in self._frozen if each.layer is None and each.kind != "head")
 
     @property

@@ -1,10 +1,12 @@
 """Counts a model's parameters, and what its blocks do, without memory: of that which transformers builds from a config.
 
 A program: it reads {"config": {…}, "task": "causal-lm" or null, "replacing": {…}} from stdin, where `replacing` has the
-modules of techniques that replace kernels, by their names, and writes one JSON object to stdout:
+modules of techniques that replace kernels, by their names, and perhaps adapters as "lora", with the arguments of peft's
+LoraConfig. It writes one JSON object to stdout:
 
     {"tasks": […], "sizes": {…}}    the tasks that the model can be trained for, and its sizes (`workload.counted`)
     {…, "uncounted": "…"}           likewise, without what a block does, as its code cannot be run without values
+    {…, "refused": "…"}             likewise, without the adapters, which peft does not take
     {"tasks": []}                   transformers knows the model, but not as one of text
     {"unknown": […]}                transformers does not know its type, but types that are written alike
     {"failed": "…"}                 transformers cannot build it
@@ -30,7 +32,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from ladder.trial.count_block import Blocks, counted_blocks, kept_under_autocast, of_step
 from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
-from ladder.trial.count_modules import Row, add_adapters, compacted, name_what_they_read, rows_of
+from ladder.trial.count_modules import Row, add_adapters, add_asked_adapters, compacted, name_what_they_read, rows_of
 from ladder.trial.count_structure import (
     ACTIVE_EXPERTS,
     blocks_of,
@@ -62,7 +64,10 @@ _INTERMEDIATE = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "hidde
 
 
 def counted(
-    raw: dict[str, Any], task: Task | None, replacing: Mapping[str, str] = MappingProxyType({})
+    raw: dict[str, Any],
+    task: Task | None,
+    replacing: Mapping[str, str] = MappingProxyType({}),
+    lora: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What this program writes for the configuration `raw`. Raises what transformers raises."""
     if raw["model_type"] not in CONFIG_MAPPING:
@@ -92,6 +97,11 @@ def counted(
             reply["uncounted"] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(Exception):  # peft may refuse a model, and trials say so where adapters are asked for
         add_adapters(rows, model)
+    if lora is not None:
+        try:
+            add_asked_adapters(rows, build(), lora)
+        except Exception as error:  # whatever peft says of names and values
+            reply["refused"] = f"{type(error).__name__}: {error}"
     sizes["rows"] = compacted(rows)
     return reply
 
@@ -321,7 +331,7 @@ def main() -> int:
     asked = json.load(sys.stdin)
     answers, sys.stdout = os.dup(1), sys.stderr  # transformers may print
     try:
-        reply = counted(asked["config"], asked["task"], asked["replacing"])
+        reply = counted(asked["config"], asked["task"], asked["replacing"], asked.get("lora"))
     except Exception as error:
         reply = {"failed": f"{type(error).__name__}: {error}"}
     os.write(answers, json.dumps(reply).encode())

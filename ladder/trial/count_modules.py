@@ -6,6 +6,7 @@ The answers are those of the classes that transformers builds, of peft and of th
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -127,23 +128,48 @@ def name_what_they_read(rows: Iterable[Row], model: nn.Module, inputs: Mapping[n
 def add_adapters(rows: Iterable[Row], model: PreTrainedModel) -> None:
     """Say in `rows` how many elements for each rank peft's "all-linear" adds; nothing where peft is missing."""
     try:
-        from peft import LoraConfig, get_peft_model
+        added, _ = _trained_by_peft(model, {"r": 1, "target_modules": "all-linear"})
     except ImportError:
         return
+    for row in rows:
+        if found := added.get(row["name"]):
+            row["adapter"] = found
+
+
+def add_asked_adapters(rows: Iterable[Row], model: PreTrainedModel, lora: Mapping[str, Any]) -> None:
+    """Say in `rows` how many elements peft trains by `lora`, arguments of LoraConfig. Raises what peft does."""
+    added, copied = _trained_by_peft(model, lora)
+    for row in rows:
+        for key, found in (("adapted", added), ("copied", copied)):
+            if row["name"] in found:
+                row[key] = found[row["name"]]
+
+
+def _trained_by_peft(model: PreTrainedModel, lora: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """By name of a row: the elements of adapters, and those of copies that are trained as a whole."""
+    from peft import LoraConfig, get_peft_model
+
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
-        adapted = get_peft_model(model, LoraConfig(r=1, target_modules="all-linear"))
-    added: dict[str, int] = {}
+        adapted = get_peft_model(model, LoraConfig(**lora))
+    added, copied = dict[str, int](), dict[str, int]()
     for name, parameter in adapted.named_parameters():
-        if ".lora_" in name:
-            place = name.split(".lora_")[0].removeprefix("base_model.model.")
+        if parameter.requires_grad:
+            of = copied if _COPY in name else added
             # What wraps a parameter, and not a layer, has its module's name, and a layer more for each that it wraps.
-            added[place] = added.get(place, 0) + parameter.numel()
-    of_parameters = dict(_of_parameters(adapted))
-    for row in rows:
-        found = of_parameters.get(row["name"], added.get(row["name"], 0))
-        if found:
-            row["adapter"] = found
+            of[_place(name)] = of.get(_place(name), 0) + parameter.numel()
+    return added | dict(_of_parameters(adapted)), copied
+
+
+_COPY = ".modules_to_save.default"
+"""peft puts it between the name of a module that it copies and those of its parameters."""
+
+
+def _place(name: str) -> str:
+    """The name in the model of the module that peft's parameter `name` is beside, or a copy of."""
+    name = name.removeprefix("base_model.model.").replace(_COPY, "")
+    cut = re.split(r"\.lora_|\.token_adapter", name)
+    return cut[0].replace(".base_layer", "") if len(cut) > 1 else name.replace(".base_layer", "").rpartition(".")[0]
 
 
 def _of_parameters(adapted: nn.Module) -> Iterator[tuple[str, int]]:

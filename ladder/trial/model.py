@@ -201,9 +201,12 @@ def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optim
 def _times_for_adapters(lora: dict[str, Any], model: Any) -> float:
     """How many times the usual rate lets the losses of adapters fall without jumping.
 
-    Adam's step has the rate's length in every element. So B's moves an output by alpha / r · r · √h in units of the
-    rate and of the matrices' own numbers, and A's by alpha / r · h · √r, with h hidden values.
+    Copies of whole modules beside them jump with more than the usual rate. Adam's step has the rate's length in every
+    element. So B's moves an output by alpha / r · r · √h in units of the rate and of the matrices' own numbers, and A's
+    by alpha / r · h · √r, with h hidden values.
     """
+    if lora.get("modules_to_save"):
+        return 1.0
     hidden, rank = model.config.get_text_config().hidden_size, lora["r"]
     reach: float = lora["lora_alpha"] * (hidden**0.5 + hidden / rank**0.5)
     return min(_MOST_TIMES, _REACH_OF_A_STEP / reach)

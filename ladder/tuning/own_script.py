@@ -24,7 +24,7 @@ from ladder.units import parameters_in_words
 from ladder.workload.counted import Count
 from ladder.workload.lora import Lora
 from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in, told
-from ladder.workload.shapes import roughly_shaped, shape_from_config
+from ladder.workload.shapes import roughly_shaped, shape_from_config, with_adapters
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
 
 _AGAIN = 3.0
@@ -69,7 +69,10 @@ def shape_of(script: Script, count: Count | None = None) -> ModelShape:
         source = "folder" if Path(path).is_dir() else "hub"
     name = path or Path(facts.path).stem
     try:
-        return _with_parameters(shape_from_config(config, name=name, source=source, count=count), facts)
+        shape = shape_from_config(config, name=name, source=source, count=count)
+        with suppress(UsageError):  # peft took them in the script, perhaps in another version
+            shape = with_adapters(shape, Lora.from_peft(facts.lora) if facts.lora is not None else None, count)
+        return _with_parameters(shape, facts)
     except ModelNotAccessibleError as error:
         # A class that trains no language has no count, but the look has counted its parameters.
         with suppress(ModelNotAccessibleError):

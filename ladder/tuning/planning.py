@@ -79,6 +79,7 @@ def _workload(
         shape,
         world_size,
         note,
+        count=counting(note),
         task=options.task,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,

@@ -12,8 +12,9 @@ from ladder.candidates import SLOTS, Engine, Problem, Rung, Technique, divisors,
 from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import digest_of, shown
+from ladder.workload.counted import Count
 from ladder.workload.lora import Lora, lora_from_file
-from ladder.workload.shapes import default_seq_len, depth_of
+from ladder.workload.shapes import default_seq_len, depth_of, with_adapters
 from ladder.workload.trained import check_trained
 from ladder.workload.workload import ModelShape, Task, Workload
 
@@ -36,6 +37,7 @@ def workload_of(
     world_size: int,
     note: Callable[[str], None],
     *,
+    count: Count,
     task: Task | None,
     seq_len: int | None,
     global_batch_size: int | None,
@@ -43,8 +45,8 @@ def workload_of(
 ) -> Workload:
     """The workload, with defaults for arguments that are None, and its other `settings`.
 
-    UsageError for sequences longer than the model takes, and for adapters that it cannot have. `note` gets a sentence
-    if a default is not the usual one.
+    `count` is as in `shape_from_config`. UsageError for sequences longer than the model takes, and for adapters that it
+    cannot have. `note` gets a sentence if a default is not the usual one.
     """
     seq_len = seq_len or default_seq_len(model)
     if model.max_positions is not None and seq_len > model.max_positions:
@@ -53,6 +55,7 @@ def workload_of(
         )
     if model.made_for is not None and seq_len > model.made_for:
         note(f"Sequences of {seq_len:,} tokens are longer than the {model.made_for:,} that the model was made for.")
+    model = with_adapters(model, settings.get("lora"), count)
     check_trained(model, settings.get("lora"), settings.get("load_in"), settings.get("freeze", ()))
     usual = -(-_DEFAULT_BATCH // world_size) * world_size
     if global_batch_size is None and usual != _DEFAULT_BATCH:

@@ -197,6 +197,7 @@ def _workload(
         model,
         1,
         note,
+        count=counting(note),
         task=options.task,
         seq_len=options.seq_len,
         global_batch_size=batch,

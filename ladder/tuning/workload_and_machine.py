@@ -47,6 +47,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
         model,
         machine.world_size,
         noting(tell),
+        count=counting(noting(tell)),
         task=options.task,
         seq_len=options.seq_len or smoke.get("seq_len"),
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),

@@ -26,22 +26,28 @@ class Counted:
     """Fields of ModelShape, and `is_recurrent`; None if the model cannot be trained for the task that was asked for."""
     spellings: Sequence[str] | None = None
     """Names like that of the model's type, where transformers does not know it; None where it does."""
+    refused: str = ""
+    """Why peft does not take the adapters that it was asked about, in its own words."""
     problem: str = ""
     """Why there is nothing: a sentence without its full stop."""
 
 
-Count = Callable[[Mapping[str, Any], Task | None], Counted]
-"""Counts the model of a checked configuration for a task, or for its usual one."""
+Count = Callable[[Mapping[str, Any], Task | None, Mapping[str, Any] | None], Counted]
+"""Counts the model of a checked configuration for a task, or for its usual one; with adapters as LoraConfig has them,
+or with none."""
 
 
 def counted_from(reply: Mapping[str, Any]) -> Counted:
     """What a reply of `ladder.trial.count` says."""
     if "tasks" in reply:
-        return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+        return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"), refused=_cut(reply.get("refused", "")))
     if "unknown" in reply:
         return Counted(spellings=tuple(reply["unknown"]))
-    said = " ".join(str(reply["failed"]).split())
-    return Counted(problem=f"transformers cannot build it ({said[:_SAID]})")
+    return Counted(problem=f"transformers cannot build it ({_cut(reply['failed'])})")
+
+
+def _cut(text: Any) -> str:
+    return " ".join(str(text).split())[:_SAID]
 
 
 def digest(config: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class Lora:
     """Names of linear layers, as the ends of their full names; or `ALL_LINEAR`."""
     rslora: bool = False
     dora: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Other arguments of LoraConfig that change what is trained; `target_modules` among them if it is a pattern."""
 
     def for_peft(self) -> dict[str, Any]:
         """The arguments of peft's LoraConfig."""
@@ -36,6 +38,7 @@ class Lora:
             "target_modules": ALL_LINEAR if self.is_everywhere else list(self.targets),
             "use_rslora": self.rslora,
             "use_dora": self.dora,
+            **self.more,
         }
 
     @property
@@ -47,6 +50,9 @@ class Lora:
     def from_peft(cls, values: Mapping[str, Any]) -> Lora:
         """The adapters of a LoraConfig with these values, of which some may be missing; others are left out."""
         targets = values.get("target_modules") or ALL_LINEAR
+        more = {name: _as_json(values[name]) for name in _MORE if values.get(name) and values[name] != "none"}
+        if isinstance(targets, str) and targets != ALL_LINEAR:  # a pattern for whole names
+            more["target_modules"], targets = targets, ()
         return cls(
             rank=int(values.get("r", cls.rank)),
             alpha=int(values.get("lora_alpha", cls.alpha)),
@@ -54,6 +60,7 @@ class Lora:
             targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
             rslora=bool(values.get("use_rslora")),
             dora=bool(values.get("use_dora")),
+            more=more,
         )
 
 
@@ -70,18 +77,20 @@ def lora_from_text(text: str) -> Lora:
             said[name] = [value]
         elif word in ("rslora", "dora"):
             said[word] = ["true"]
-        elif name == "targets":
+        elif name in _LISTS:
             said[name].append(word)
         else:
             raise ValueError(f"{word} is not NAME=VALUE; write it like r=16,targets={ALL_LINEAR}")
-    return Lora(**{name: _READ[name](values) for name, values in said.items()})
+    more = {name: said.pop(name) for name in _LISTS if name in said and name in _MORE}
+    return Lora(**{name: _READ[name](values) for name, values in said.items()}, more=more)
 
 
 def lora_from_mapping(values: Mapping[str, Any]) -> Lora:
     """The adapters of peft's arguments. ValueError for what is none, or what ladder cannot train."""
-    unknown = sorted(name for name in values if name not in Lora().for_peft())
+    known = [*Lora().for_peft(), *_MORE]
+    unknown = sorted(name for name in values if name not in known)
     if unknown:
-        raise ValueError(f"{unknown[0]} is not among {', '.join(Lora().for_peft())}")
+        raise ValueError(f"{unknown[0]} is not among {', '.join(known)}")
     try:
         return checked(Lora.from_peft(values))
     except TypeError as error:
@@ -124,7 +133,7 @@ def checked(lora: Lora) -> Lora:
         raise ValueError(f"alpha={lora.alpha} is not a whole number of at least 1")
     if not 0 <= lora.dropout < 1:
         raise ValueError(f"dropout={lora.dropout:g} is not from 0 to 1")
-    if not all(lora.targets):
+    if not all(lora.targets) or "" in lora.more.get("modules_to_save", ()):
         raise ValueError("a target is empty")
     return lora
 
@@ -132,20 +141,21 @@ def checked(lora: Lora) -> Lora:
 _NAMES = {
     **{name: name for name in ("rank", "alpha", "dropout", "targets", "rslora", "dora")},
     **{"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"},
+    **{name: name for name in ("modules_to_save", "exclude_modules")},
 }
-_NOT_TRAINED = (
-    "bias",
-    "modules_to_save",
-    "layers_to_transform",
-    "exclude_modules",
-    "rank_pattern",
-    "alpha_pattern",
-    "megatron_config",
-    "target_parameters",
-    "layer_replication",
-    "trainable_token_indices",
+_LISTS = ("targets", "modules_to_save", "exclude_modules")
+_MORE = (
+    *("bias", "lora_bias", "modules_to_save", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "ensure_weight_tying"),
 )
-"""Settings of a LoraConfig that change what is trained in ways that ladder does not predict."""
+"""Arguments of LoraConfig that change what is trained in ways that peft is asked about."""
+_NOT_TRAINED = ("megatron_config", "layer_replication", "alora_invocation_tokens", "use_bdlora", "arrow_config")
+"""Those that change the model itself, or what a step does."""
+
+
+def _as_json(value: Any) -> Any:
+    """peft keeps lists of names as sets."""
+    return sorted(value) if isinstance(value, set) else value
 
 
 def _last(name: str) -> str:

@@ -36,6 +36,10 @@ class Module:
     """Quantisation packs its matrix."""
     adapter: int = 0
     """Elements for each rank that peft's "all-linear" adds beside it."""
+    adapted: int = 0
+    """Elements that peft trains of it by the adapters that it was asked about; 0 if it was asked about none."""
+    copied: int = 0
+    """Of its copy that these train as a whole."""
     reads: str = ""
     """What its input is: modules of a block that read the same tensor have the same text."""
     is_kept: bool = False

@@ -9,7 +9,9 @@ from typing import Any
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.workload.config_guard import OWN_CODE_NOTE, ConfigReader, shorten
 from ladder.workload.counted import Count, Counted, shipped
+from ladder.workload.lora import Lora
 from ladder.workload.modules import Module, expanded, multiplied, with_fewer_layers
+from ladder.workload.trained import check_targets
 from ladder.workload.workload import CountedBlock, ModelShape, Source, Task
 
 _LAYER_KEYS = (
@@ -45,7 +47,7 @@ def shape_from_config(
         raise reader.refuse(f"model_type is {shorten(model_type)}, not a name")
     if config.get("per_layer_config"):
         raise reader.refuse("its layers differ (per_layer_config), which is not supported")
-    counted = shipped(config, task) or (count(config, task) if count is not None else Counted(problem=_NOBODY))
+    counted = shipped(config, task) or (count(config, task, None) if count is not None else Counted(problem=_NOBODY))
     if counted.spellings is not None:
         raise reader.refuse(_unknown(model_type, counted.spellings, needs_code=OWN_CODE_NOTE in note))
     if counted.problem:
@@ -100,6 +102,22 @@ def blocks_in(block: Mapping[str, float] | None, others: Mapping[str, Mapping[st
         "block": CountedBlock(**block) if block else None,
         "blocks_with": {name: CountedBlock(**other) for name, other in others.items()},
     }
+
+
+def with_adapters(shape: ModelShape, lora: Lora | None, count: Count | None) -> ModelShape:
+    """`shape` with what peft trains of it by adapters that only peft can tell; as it is for others.
+
+    UsageError if a name matches nothing, or peft does not take them.
+    """
+    if lora is None or not lora.more or count is None:
+        return shape
+    check_targets(shape, lora)
+    found = count(shape.config, shape.task, lora.for_peft())
+    if found.sizes is None or found.refused:
+        raise UsageError(
+            f"peft does not take these adapters for {shorten(shape.name)}: {found.refused or found.problem}."
+        )
+    return ModelShape(**_fields(shape) | {"rows": tuple(found.sizes["rows"])})
 
 
 def roughly_shaped(config: Mapping[str, Any], *, name: str, source: Source, task: Task) -> ModelShape:

@@ -37,6 +37,8 @@ class Weights:
     """Elements of the largest tensor that is trained."""
     bytes_held: float
     """Of all parameters as the forward pass uses them: 16 bits, or fewer where they are quantised."""
+    copied: int = 0
+    """Of the trained ones those in copies of whole modules beside adapters, which peft leaves in the model's type."""
     quantised: int = 0
     largest_quantised: int = 0
     trains_head: bool = True
@@ -70,22 +72,33 @@ def weights_of(workload: Workload) -> Weights:
     frozen = modules if workload.lora is not None else frozen_of(workload.freeze, modules)
     left_out = {each.name for each in frozen}
     free = [each for each in modules if each.name not in left_out]
-    trained = adapters
+    copies = sum(each.copied for each in modules)
+    if workload.lora is not None:
+        free = [each for each in modules if each.copied]
+    trained = adapters + copies
     if workload.lora is None:
         trained = model.num_parameters - sum(each.elements for each in frozen)
     elif workload.script is not None:  # which may train more beside its adapters than their settings say
-        adapters = trained = workload.script.facts.num_trainable
-    whole = {each.layer for each in free if each.layer is not None and each.size}
+        adapters, trained = workload.script.facts.num_trainable - copies, workload.script.facts.num_trainable
+    whole = {each.layer for each in free if each.layer is not None and each.size and not each.copied}
     return Weights(
-        total=model.num_parameters + adapters,
+        total=model.num_parameters + adapters + copies,
         trained=trained,
         largest_trained=max(
-            (*(largest_of_adapter(workload.lora, each) for each in targets), *(each.elements for each in free), 1)
+            (
+                *(largest_of_adapter(workload.lora, each) for each in targets),
+                *(each.copied or each.elements for each in free),
+                1,
+            )
         ),
-        bytes_held=2.0 * (model.num_parameters + adapters) - saved,
+        bytes_held=2.0 * (model.num_parameters + adapters + copies) - saved,
+        copied=copies,
         quantised=num_packed,
         largest_quantised=max((each.size for each in packed), default=0),
-        trains_head=any(each.kind == "table" and each.also if model.tied else each.kind == "head" for each in free),
+        trains_head=any(
+            each.kind == "table" and each.also if model.tied and not each.copied else each.kind == "head"
+            for each in free
+        ),
         trained_blocks=len(whole) / model.num_layers,
         reached_blocks=1 - _first_reached((*targets, *free), model.num_layers) / model.num_layers if modules else 1.0,
         adapted=_of_a_block(targets),
@@ -124,12 +137,7 @@ def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, 
         raise UsageError(f"--load-in {load_in} needs --lora: quantised weights cannot be trained.")
     if lora is not None:
         targets = targets_of(lora, modules)
-        for target in lora.targets:
-            if not any(_is_called(each, target) for each in targets):
-                raise UsageError(
-                    f"--lora targets={shown(target)} matches no linear layer of {name}; it has "
-                    f"{', '.join(linear_names(modules))}."
-                )
+        check_targets(model, lora)
         _check_experts(lora, targets)
         # peft itself sets no limit; a router's few outputs are none either.
         layers = [each for each in targets if each.kind == "linear" and each.outputs != model.num_experts]
@@ -147,6 +155,16 @@ def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, 
             raise UsageError(f"--freeze {shown(pattern)} matches nothing in {name}; it has {names}.")
     if freeze and sum(each.elements for each in frozen_of(freeze, modules)) == model.num_parameters:
         raise UsageError(f"--freeze freezes all of {name}; leave something to train.")
+
+
+def check_targets(model: ModelShape, lora: Lora) -> None:
+    """UsageError, in one sentence, for a name of `lora` that no layer of `model` has."""
+    for target in lora.targets:
+        if not any(_is_called(each, target) for each in model.modules):
+            raise UsageError(
+                f"--lora targets={shown(target)} matches no linear layer of {shown(model.name)}; it has "
+                f"{', '.join(linear_names(model.modules))}."
+            )
 
 
 def _check_experts(lora: Lora, targets: Iterable[Module]) -> None:
@@ -171,6 +189,8 @@ def targets_of(lora: Lora | None, modules: Iterable[Module]) -> tuple[Module, ..
     """The modules that get adapters."""
     if lora is None:
         return ()
+    if lora.more:
+        return tuple(each for each in modules if each.adapted)
     return tuple(each for each in modules if any(_is_called(each, target) for target in lora.targets))
 
 
@@ -207,6 +227,8 @@ def adapter_elements(lora: Lora | None, module: Module) -> int:
     """Elements of the adapter of one module, with DoRA's magnitudes: as many for each rank as peft gives it."""
     if lora is None:
         return 0
+    if lora.more:
+        return module.adapted
     for_each = module.adapter if lora.is_everywhere else module.inputs + module.outputs
     return lora.rank * for_each + (module.outputs if lora.dora else 0)
 

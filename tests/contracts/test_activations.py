@@ -72,7 +72,7 @@ def kept_by_forward(family: str, layers: int) -> int:
 def predicted(family: str) -> float:
     """Bytes of one block."""
 
-    def count(config: Any, task: Task | None) -> Counted:
+    def count(config: Any, task: Task | None, _: Any) -> Counted:
         reply = counted(dict(config), task)
         return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from helpers import make_candidate
 from helpers.families import COUNTED
 from helpers.families import FAMILIES as OTHERS
 from helpers.shapes import SMALL
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from ladder.backends.activations import activations_of
 from ladder.errors import ModelNotAccessibleError, UsageError
@@ -22,9 +25,9 @@ from ladder.launch.counting import asked_of, counting
 from ladder.trial import count_block, count_kernels
 from ladder.trial.count import TooLong, at_most, counted
 from ladder.trial.model_class import model_config
-from ladder.workload.counted import Counted, shipped
-from ladder.workload.lora import Lora
-from ladder.workload.shapes import depth_of, shape_from_config, with_layers, with_vocabulary
+from ladder.workload.counted import Counted, counted_from, shipped
+from ladder.workload.lora import Lora, lora_from_mapping, lora_from_text
+from ladder.workload.shapes import depth_of, shape_from_config, with_adapters, with_layers, with_vocabulary
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import CountedBlock, ModelShape, Task, Workload
 
@@ -37,10 +40,11 @@ def counted_once(config: str, task: Task | None) -> dict[str, Any]:
     return counted(json.loads(config), task)
 
 
-def count(config: Any, task: Task | None) -> Counted:
+def count(config: Any, task: Task | None, lora: Mapping[str, Any] | None = None) -> Counted:
     """As `counting` does, in this process."""
-    reply = counted_once(json.dumps(dict(config)), task)
-    return Counted(tasks=tuple(reply["tasks"]), sizes=reply.get("sizes"))
+    if lora is not None:
+        return counted_from(counted(dict(config), task, lora=lora))
+    return counted_from(counted_once(json.dumps(dict(config)), task))
 
 
 def shape_of(config: dict[str, Any], task: Task | None = None) -> ModelShape:
@@ -223,25 +227,64 @@ def test_a_model_of_images_alone_is_refused_in_a_sentence_that_says_so() -> None
         shape_of({"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "lora"),
+    [
+        ("qwen2", {"modules_to_save": ["lm_head"]}),
+        ("qwen2", {"modules_to_save": ["embed_tokens", "lm_head"], "target_modules": ["q_proj", "v_proj"]}),
+        ("qwen2", {"target_modules": r".*layers\.[01]\.self_attn\.(q|v)_proj"}),
+        ("qwen2", {"layers_to_transform": [1], "target_modules": ["q_proj", "down_proj"]}),
+        ("qwen2", {"rank_pattern": {"q_proj": 2, "layers.1.mlp.up_proj": 7}, "use_dora": True}),
+        ("qwen2", {"exclude_modules": ["down_proj"]}),
+        ("qwen2", {"bias": "lora_only", "target_modules": ["q_proj"]}),
+        ("mixtral", {"modules_to_save": ["lm_head"]}),
+        ("mixtral", {"target_parameters": ["experts.gate_up_proj"], "target_modules": ["q_proj"]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_what_adapters_train_is_what_peft_trains_by_any_of_its_arguments(model_type: str, lora: dict[str, Any]) -> None:
+    config = SMALL | {"model_type": model_type, "num_local_experts": 4, "tie_word_embeddings": False}
+    asked = lora_from_mapping({"r": 4, "target_modules": "all-linear", **lora})
+    model = with_adapters(shape_of(config), asked, count)
+    weights = Workload(model=model, task="causal-lm", seq_len=16, global_batch_size=1, lora=asked).weights
+    with torch.device("meta"):
+        adapted = get_peft_model(
+            AutoModelForCausalLM.from_config(model_config(config)),
+            LoraConfig(**{"r": 4, "target_modules": "all-linear", **lora}),
+        )
+    assert weights.trained == sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+    assert weights.trains_head == ("lm_head" in lora.get("modules_to_save", ()))
+    assert weights.reached_blocks == pytest.approx(2 / 3 if "layers_to_transform" in lora else 1)
+
+
+def test_adapters_that_peft_does_not_take_are_refused_in_its_words() -> None:
+    with pytest.raises(UsageError, match=r"targets=nothing_of_it matches no linear layer"):
+        with_adapters(shape_of(SMALL), lora_from_text("modules_to_save=lm_head,targets=nothing_of_it"), count)
+    with pytest.raises(
+        UsageError, match=r"peft does not take these adapters for 'small': .*Error: Target modules nothing"
+    ):
+        with_adapters(shape_of(SMALL), lora_from_mapping({"target_modules": "nothing.*"}), count)
+
+
 def test_what_transformers_counts_is_kept_and_what_it_does_not_know_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LADDER_CACHE", str(tmp_path))
     notes: list[str] = []
     ask = counting(notes.append)
-    first = ask(OTHERS["distilbert"], None)
+    first = ask(OTHERS["distilbert"], None, None)
     assert notes == ["Counting what model type 'distilbert' has with transformers, once."]
     assert first == count(OTHERS["distilbert"], None)
-    assert ask(SMALL | {"model_type": "brandnew"}, None).spellings == ()
+    assert ask(SMALL | {"model_type": "brandnew"}, None, None).spellings == ()
     (of_distilbert, *_) = [file for file in tmp_path.rglob("*.json") if "masked-lm" in file.read_text()]
     kept = of_distilbert.read_text()
     of_distilbert.write_text("{")  # what is damaged is counted again
-    assert ask(OTHERS["distilbert"], None) == first
+    assert ask(OTHERS["distilbert"], None, None) == first
     assert json.loads(of_distilbert.read_text()) == json.loads(kept)
     monkeypatch.setattr(sys, "executable", "/no/such/python")  # nothing is started for what was counted
-    assert ask(OTHERS["distilbert"], None) == first
+    assert ask(OTHERS["distilbert"], None, None) == first
     assert len(notes) == 3
-    assert "without an answer" in ask(OTHERS["albert"], None).problem
+    assert "without an answer" in ask(OTHERS["albert"], None, None).problem
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_an_unknown_type_and_one_that_is_written_otherwise_are_named() -> None:
                 {"model_type": model_type},
                 name="other",
                 source="file",
-                count=lambda config, task: counted_from(count.counted(dict(config), task)),
+                count=lambda config, task, _: counted_from(count.counted(dict(config), task)),
             )
 
 

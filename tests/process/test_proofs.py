@@ -21,7 +21,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.events.protocol import PhaseEvent
 from ladder.launch.counting import counting
 from ladder.techniques.hpz import Hpz
-from ladder.workload.lora import Lora
+from ladder.workload.lora import Lora, lora_from_text
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
@@ -101,13 +101,15 @@ def test_an_answer_for_adapters_is_found_and_holds_when_it_is_verified(tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
     limits = ["--gpus", "0", "--gpu-memory", "2GiB", "--rung", "zero2", "--micro-batch", "1", "--documented"]
     batch = ["--seq-len", "32", "--global-batch-size", "4"]
-    done = ladder("tune", "config.json", *limits, *batch, "--lora", "r=4", "--load-in", "4bit", folder=tmp_path)
+    copied = "r=4,modules_to_save=lm_head"
+    done = ladder("tune", "config.json", *limits, *batch, "--lora", copied, "--load-in", "4bit", folder=tmp_path)
     assert done.status == 0, done.errors
     assert "trained by QLoRA with r=4" in done.errors
     section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
-    assert Lora.from_peft(section["workload"]["lora"]) == ADAPTERS
+    assert Lora.from_peft(section["workload"]["lora"]) == lora_from_text(copied)
     assert section["workload"]["load_in"] == "4bit"
-    assert section["model"]["num_trained"] == replace(TINY_WORKLOAD, lora=ADAPTERS).weights.trained
+    head = TINY.vocab_size * TINY.hidden_size
+    assert section["model"]["num_trained"] == replace(TINY_WORKLOAD, lora=ADAPTERS).weights.trained + head
     assert not [warning for warning in section["warnings"] if "not compared" in warning]
     verified = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tmp_path)
     assert verified.status == 0, verified.errors

@@ -300,6 +300,10 @@ def test_each_program_gets_adapters_and_quantisation_in_its_own_words(target: st
     assert words_for(target, lora=ADAPTERS, load_in="4bit").items() >= quantised.items()
     named = words_for(target, lora=Lora(targets=("q_proj", "v_proj")))
     assert "q_proj" in str(named["lora_target" if target == "llama-factory" else "lora_target_modules"])
+    copied = Lora.from_peft({"modules_to_save": {"lm_head"}})
+    assert ["lm_head"] in words_for(target, lora=copied).values()
+    with pytest.raises(UsageError, match=r"it has no word for rank_pattern of adapters; use --for trainer"):
+        words_for(target, lora=Lora.from_peft({"rank_pattern": {"q_proj": 4}}))
     with pytest.raises(UsageError, match=r"it cannot freeze model\.embed_tokens as it was measured"):
         words_for(target, freeze=("model.embed_tokens",))
 
@@ -312,7 +316,9 @@ def test_trl_itself_makes_the_same_adapters_of_its_words() -> None:
         words = words_for("trl", lora=lora)
         return trl.get_peft_config(trl.ModelConfig(**{name: words[name] for name in known & words.keys()}))
 
-    assert Lora.from_peft(vars(made_of(ADAPTERS))) == ADAPTERS
+    more = Lora.from_peft({"modules_to_save": ["lm_head"], "target_modules": r".*attn\.(q|v)_proj"})
+    for adapters in (ADAPTERS, more):
+        assert Lora.from_peft(vars(made_of(adapters))) == adapters
     assert re.fullmatch(made_of(Lora(targets=("c_attn",))).target_modules, "transformer.h.0.attn.c_attn")
 
 

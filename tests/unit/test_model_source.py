@@ -269,7 +269,7 @@ def test_numbers_that_are_not_finite_are_kept_as_transformers_writes_them(tmp_pa
     read: list[Any] = []
     with pytest.raises(ModelNotAccessibleError, match="strange"):
         resolve_model(
-            str(tmp_path), count=lambda config, task: read.append(config["limits"]) or Counted(problem="strange")
+            str(tmp_path), count=lambda config, *_: read.append(config["limits"]) or Counted(problem="strange")
         )
     assert read == [[0.0, *({"__float__": number} for number in numbers)]]
 

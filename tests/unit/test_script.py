@@ -247,7 +247,7 @@ def test_the_shape_is_that_of_the_model_s_configuration_with_the_parameters_that
 def test_the_shape_of_a_family_that_is_not_known_is_what_transformers_counts_with_the_parameters_seen() -> None:
     sizes = {name: getattr(TINY, name) for name in COUNTED} | {"num_layers": 7, "is_recurrent": False, "rows": []}
     script = make_script(model_config_json={"model_type": "other"}, num_parameters=123)
-    shape = shape_of(script, lambda config, task: Counted(tasks=("causal-lm",), sizes=sizes))
+    shape = shape_of(script, lambda config, *_: Counted(tasks=("causal-lm",), sizes=sizes))
     assert (shape.num_layers, shape.num_parameters) == (7, 123)
     classifier = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 3}
     shape = shape_of(make_script(model_config_json=classifier, num_parameters=99))
@@ -255,7 +255,7 @@ def test_the_shape_of_a_family_that_is_not_known_is_what_transformers_counts_wit
     with pytest.raises(UsageError, match="the size of its model is not known"):
         shape_of(make_script(model_config_json={"model_type": "strange"}))
     with pytest.raises(UsageError, match=r"cannot be tuned: .* no class for 'other' that learns text"):
-        shape_of(script, lambda config, task: Counted(tasks=(), sizes=None))
+        shape_of(script, lambda config, *_: Counted(tasks=(), sizes=None))
 
 
 @pytest.mark.parametrize("config", [{"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 3}, TINY_CONFIG])

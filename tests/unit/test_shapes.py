@@ -68,7 +68,7 @@ COUNTED: dict[str, Any] = {
 
 
 def counted_shape(config: dict[str, Any], **changes: Any) -> ModelShape:
-    def count(config: Any, task: Any) -> Counted:
+    def count(config: Any, *_: Any) -> Counted:
         return Counted(tasks=("causal-lm",), sizes=COUNTED | changes)
 
     return shape_from_config(config, name="small", source="file", count=count)
@@ -124,9 +124,7 @@ def test_what_could_not_be_counted_is_refused_in_a_sentence_with_the_reason(
     counted: Counted, note: str, words: str
 ) -> None:
     with pytest.raises(ModelNotAccessibleError, match=words) as refusal:
-        shape_from_config(
-            SMALL | {"odd": 1}, name="small", source="file", note=note, count=lambda config, task: counted
-        )
+        shape_from_config(SMALL | {"odd": 1}, name="small", source="file", note=note, count=lambda config, *_: counted)
     assert len(str(refusal.value)) < 300
 
 
@@ -152,7 +150,7 @@ def test_a_task_that_the_model_cannot_be_trained_for_is_refused_with_the_one_it_
             name="small",
             source="file",
             task="causal-lm",
-            count=lambda config, task: Counted(tasks=("masked-lm",)),
+            count=lambda config, *_: Counted(tasks=("masked-lm",)),
         )
 
 

@@ -17,6 +17,7 @@ from ladder.backends.activations import Activations, activations_of, terms_of
 from ladder.backends.base import START, Moment, with_one_dequantised
 from ladder.candidates import Candidate
 from ladder.units import MIB
+from ladder.workload.trained import Weights
 from ladder.workload.workload import Workload
 
 _WORKSPACE = 64 * MIB
@@ -42,7 +43,7 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     recomputed until this block's backward. It casts no embeddings, unless the head shares their weights.
     """
     weights, model = workload.weights, workload.model
-    t = weights.trained
+    t = _in_32_bits(weights)
     buckets = 4.0 * t if world_size > 1 else 0.0
     rest = Moment("initialisation", weights_bytes(workload), 0.0, _optimizer_bytes(workload) * t, buffers=buckets)
     accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
@@ -66,7 +67,7 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     scattered. Quantised weights are gathered as they are.
     """
     weights, rung = workload.weights, candidate.engine.rung
-    t, n = weights.trained, terms_of(workload, candidate, world_size).owners or world_size
+    t, n = _in_32_bits(weights), terms_of(workload, candidate, world_size).owners or world_size
     on_gpu = 0.0 if rung.offload_param == "cpu" else 1.0
     rest = Moment(
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
@@ -139,7 +140,12 @@ def weights_bytes(workload: Workload) -> float:
     """Bytes of all weights: fp32, and beside adapters only these."""
     if workload.lora is None:
         return 4.0 * workload.weights.total
-    return workload.weights.bytes_held + 2.0 * workload.weights.trained
+    return workload.weights.bytes_held + 2.0 * (workload.weights.trained - workload.weights.copied)
+
+
+def _in_32_bits(weights: Weights) -> float:
+    """Trained elements; two of peft's copies in 16 bits, with their gradients and moments, count as one."""
+    return weights.trained - weights.copied / 2
 
 
 def _optimizer_bytes(workload: Workload) -> float:
@@ -170,5 +176,6 @@ def on_host(workload: Workload, candidate: Candidate, world_size: int) -> tuple[
     reading = world_size * weights_bytes(workload) if is_read else 0.0
     if rung.offload_param != "cpu":
         return reading, 0.0
-    pinned = weights_bytes(workload) + 4.0 * workload.weights.trained
-    return max(reading, pinned + _optimizer_bytes(workload) * workload.weights.trained), pinned
+    trained = _in_32_bits(workload.weights)
+    pinned = weights_bytes(workload) + 4.0 * trained
+    return max(reading, pinned + _optimizer_bytes(workload) * trained), pinned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ladder.emit.accelerate import to_yaml
@@ -19,6 +20,15 @@ from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arg
 class Axolotl(Exporter):
     name = "axolotl"
     trains_causal_lms_only = True
+    words_of_adapters = MappingProxyType(
+        {
+            "modules_to_save": "lora_modules_to_save",
+            "target_modules": "lora_target_modules",
+            "target_parameters": "lora_target_parameters",
+            "layers_to_transform": "peft_layers_to_transform",
+            "layers_pattern": "peft_layers_pattern",
+        }
+    )
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
@@ -38,7 +48,7 @@ class Axolotl(Exporter):
         }
         if settings.gradient_checkpointing:
             fragment[CHECKPOINTING_KWARGS] = arguments[CHECKPOINTING_KWARGS]
-        fragment |= _adapters(settings)
+        fragment |= _adapters(settings) | self.more_of_adapters(settings)
         self.apply(settings, fragment)
         place = f"--nproc_per_node={settings.ranks_of_a_node}"
         if settings.num_nodes > 1:

@@ -23,6 +23,9 @@ class Exporter(ABC):
     name: str
     """The NAME in `ladder export --for NAME`."""
     trains_causal_lms_only = False
+    words_of_adapters: Mapping[str, str] | None = None
+    """By arguments of peft's LoraConfig beyond the usual ones: the program's own words; None if it has no adapters of
+    its own."""
 
     @abstractmethod
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
@@ -37,6 +40,10 @@ class Exporter(ABC):
                 f"--for {self.name}: it cannot freeze {', '.join(settings.freeze)} as it was measured; "
                 "use --for trainer with a script that does."
             )
+        more = settings.lora.more if settings.lora is not None and self.words_of_adapters is not None else {}
+        for name in more:
+            if name not in (self.words_of_adapters or {}):
+                raise UsageError(f"--for {self.name}: it has no word for {name} of adapters; use --for trainer.")
         for said in (*self._said(settings), settings.backend.export(self.name, settings, str(config))):
             if isinstance(said, str):
                 raise UsageError(f"--for {self.name}: {said}.")
@@ -52,6 +59,11 @@ class Exporter(ABC):
                     fragment[name] = value
             notes += [f"# {said.note}"] if said.note else []
         return notes
+
+    def more_of_adapters(self, settings: Settings) -> dict[str, Any]:
+        """Keys of the fragment for what adapters say beyond the usual arguments."""
+        words = self.words_of_adapters or {}
+        return {words[name]: value for name, value in settings.lora.more.items()} if settings.lora is not None else {}
 
     def of_backend(self, settings: Settings, config: Path) -> Mapping[str, Any]:
         """Keys of the fragment for the answer's backend."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ladder.emit.accelerate import to_yaml
@@ -20,6 +21,7 @@ from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arg
 class LlamaFactory(Exporter):
     name = "llama-factory"
     trains_causal_lms_only = True
+    words_of_adapters = MappingProxyType({"modules_to_save": "additional_target"})
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
@@ -33,6 +35,7 @@ class LlamaFactory(Exporter):
             "finetuning_type": "full",
             "cutoff_len": settings.seq_len,
             **_adapters(settings),
+            **self.more_of_adapters(settings),
             **arguments,
             "disable_gradient_checkpointing": not settings.gradient_checkpointing,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ladder.emit.accelerate import to_yaml
@@ -22,6 +23,13 @@ from ladder.workload.lora import Lora
 class Trl(Exporter):
     name = "trl"
     trains_causal_lms_only = True
+    words_of_adapters = MappingProxyType(
+        {
+            "modules_to_save": "lora_modules_to_save",
+            "target_modules": "lora_target_modules",
+            "target_parameters": "lora_target_parameters",
+        }
+    )
 
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         # accelerate's file chooses the backend, so the Trainer's keys must not.
@@ -34,6 +42,7 @@ class Trl(Exporter):
             **arguments,
             **self.of_backend(settings, config),
             **_adapters(settings),
+            **self.more_of_adapters(settings),
         }
         missing = ""
         if not accelerate.exists():
