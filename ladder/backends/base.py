@@ -133,6 +133,10 @@ class Backend(ABC):
         """Why `rung` cannot train `workload`, for a list of rungs that are left out; empty if it can."""
         return ""
 
+    def caution(self, workload: Workload, rung: Rung) -> str:
+        """What to know of an answer on `rung`, for its warnings; empty if there is nothing."""
+        return ""
+
     def operators(self, rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
         """The operators of DeepSpeed that must be built for `rung`, by our names for them."""
         return ()

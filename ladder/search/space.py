@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ladder.backends.registry import is_main
+from ladder.backends.registry import backend_of, is_main
 from ladder.candidates import Candidate, Engine, Problem, candidates_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.events.outcome import MEMORY_OUTCOMES, Outcome, Record
@@ -248,8 +248,10 @@ def fastest(records: Sequence[Record]) -> Record | None:
 
 
 def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
-    """The warnings of `record`, and the cautions of its candidate's techniques."""
-    return (*space.by_key[record.candidate_key].engine.cautions, *record.warnings)
+    """The warnings of `record`, and the cautions of its candidate's backend and techniques."""
+    engine = space.by_key[record.candidate_key].engine
+    own = backend_of(engine.rung).caution(space.workload, engine.rung)
+    return (*([own] if own else []), *engine.cautions, *record.warnings)
 
 
 def proven(records: Sequence[Record]) -> dict[str, Record]:

@@ -163,6 +163,11 @@ class Workload:
         """Tokens of an optimizer step, as throughput counts them: without padding where a script has its own data."""
         return self.global_batch_size * (self.script.facts.mean_tokens if self.script else self.seq_len)
 
+    @property
+    def trains_16_bits(self) -> bool:
+        """What trains has 16 bits, and a script's own training keeps no copy of it in fp32."""
+        return self.script is not None and self.script.facts.trains_16_bits
+
     def completions(self, world_size: int) -> int | None:
         """What the script's trainer generates at once on all ranks; None for a training that generates nothing."""
         return self.script.facts.completions(self.global_batch_size, world_size) if self.script else None

@@ -90,7 +90,6 @@ def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
     ("facts", "said"),
     [
         ({"kind": "deepspeed"}, "calls DeepSpeed itself"),
-        ({"trains_16_bits": True}, "load its model in fp32"),
         ({"generation": Generation(batch=8, micro_steps=None, per_prompt=4, longest=32)}, "generates"),
     ],
 )
@@ -99,6 +98,18 @@ def test_a_script_that_only_deepspeed_can_train_says_why(facts: dict[str, Any], 
     assert said in backend_of(ddp).obstacle(script_workload(make_script(**facts)), ddp)
     for kind, rung in itertools.product(("trainer", "accelerate"), (ddp, fsdp2)):
         assert backend_of(rung).obstacle(script_workload(make_script(kind=kind)), rung) == ""
+
+
+def test_a_script_that_trains_16_bit_weights_may_go_on_with_half_the_bytes_and_is_cautioned() -> None:
+    own, wide = (script_workload(make_script(trains_16_bits=is_short)) for is_short in (True, False))
+    ddp, fsdp2, zero2 = (RUNGS_BY_NAME[name] for name in ("ddp", "fsdp2", "zero2"))
+    assert [backend_of(rung).obstacle(own, rung) for rung in (ddp, fsdp2, zero2)] == ["", "", ""]
+    assert ["without an fp32 copy" in backend_of(rung).caution(own, rung) for rung in (ddp, fsdp2)] == [True, False]
+    assert not any(backend_of(rung).caution(wide, rung) for rung in (ddp, fsdp2))
+    assert not backend_of(zero2).caution(own, zero2)
+    states = 16 * own.model.num_parameters
+    assert peak("ddp", 1, workload=wide) - peak("ddp", 1, workload=own) > 0.45 * states
+    assert peak("fsdp2", 1, workload=wide) == peak("fsdp2", 1, workload=own)
 
 
 def test_fsdp2_needs_a_loop_to_prepare_model_and_optimizer_at_once_and_shards_on_cpu_ranks_for_scripts_alone() -> None:

@@ -68,6 +68,14 @@ class Plain(Backend):
             return "FSDP2 cannot divide 8-bit weights of bitsandbytes; --load-in 4bit can be divided"
         return ""
 
+    def caution(self, workload: Workload, rung: Rung) -> str:
+        if rung.stage > 0 or not workload.trains_16_bits:
+            return ""
+        return (
+            "the script trains 16-bit weights without an fp32 copy, as it does by itself: small updates are lost; load "
+            "its model in fp32, or take a DeepSpeed rung or FSDP2, which keep one"
+        )
+
     def configuration(
         self,
         workload: Workload,
@@ -116,8 +124,6 @@ def _of_script(facts: ScriptFacts, rung: Rung) -> str:
         return "FSDP2 needs the model and its optimizer in one call of accelerator.prepare()"
     if facts.generation is not None:
         return "a script that generates what it trains on needs DeepSpeed"
-    if facts.trains_16_bits:
-        return "the script trains 16-bit weights, for which only DeepSpeed keeps fp32 masters; load its model in fp32"
     return ""
 
 

@@ -1,6 +1,7 @@
 """The memory of training without DeepSpeed, by the moments of a step, with P parameters, T of them trained, N ranks.
 
-Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two moments; they are their own masters.
+Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two moments; they are their own masters. With
+DDP, a script may train 16-bit weights without any, in half of these bytes; FSDP2 makes them fp32 (accelerate 1.15).
 Frozen weights beside adapters are in 16 bits, or in fewer where they are quantised. Gradients have 4 T from backward
 to the step, which sets them to None.
 
@@ -37,16 +38,28 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> lis
 
 
 def _replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
-    """DDP: everything on every GPU. Its reducer holds a copy of all gradients in buckets, if there are other ranks.
+    """DDP: everything on every GPU, in W bytes a value: 4, or 2 where a script trains 16-bit weights.
 
-    Autocast keeps a 16-bit copy of each trained matrix until the end of forward, and of one whose block is not
-    recomputed until this block's backward. It casts no embeddings, unless the head shares their weights.
+    Its reducer holds a copy of all gradients in buckets, if there are other ranks. Autocast keeps a 16-bit copy of each
+    trained matrix until the end of forward, and of one whose block is not recomputed until this block's backward. It
+    casts no embeddings, unless the head shares their weights.
     """
     weights, model = workload.weights, workload.model
-    t = _in_32_bits(weights)
-    buckets = 4.0 * t if world_size > 1 else 0.0
-    rest = Moment("initialisation", weights_bytes(workload), 0.0, _optimizer_bytes(workload) * t, buffers=buckets)
-    accumulated = 4.0 * t if candidate.accumulation > 1 else 0.0
+    t, width = _in_32_bits(weights), 2.0 if workload.trains_16_bits else 4.0
+    buckets = width * t if world_size > 1 else 0.0
+    moments = _optimizer_bytes(workload) * t * width / 4
+    rest = Moment("initialisation", weights_bytes(workload, width), 0.0, moments, buffers=buckets)
+    accumulated = width * t if candidate.accumulation > 1 else 0.0
+    if width == 2:  # which autocast does not cast
+        return _passes(
+            rest,
+            replace(rest, gradients=accumulated),
+            acts,
+            0.0,
+            {"forward": 0.0, "loss": 0.0},
+            first=width * weights.largest_trained,
+            gradients=width * t,
+        )
     copy = terms_of(workload, candidate, world_size).weight_copy
     cast = t if model.tied or not weights.is_whole else t - model.vocab_size * model.hidden_size
     blocks = min(cast, model.num_layers * model.num_block_parameters)
@@ -136,11 +149,11 @@ def _passes(
     ]
 
 
-def weights_bytes(workload: Workload) -> float:
-    """Bytes of all weights: fp32, and beside adapters only these."""
+def weights_bytes(workload: Workload, width: float = 4.0) -> float:
+    """Bytes of all weights: of `width` each, and beside adapters only these."""
     if workload.lora is None:
-        return 4.0 * workload.weights.total
-    return workload.weights.bytes_held + 2.0 * (workload.weights.trained - workload.weights.copied)
+        return width * workload.weights.total
+    return workload.weights.bytes_held + (width - 2.0) * (workload.weights.trained - workload.weights.copied)
 
 
 def _in_32_bits(weights: Weights) -> float:

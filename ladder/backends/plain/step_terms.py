@@ -42,35 +42,37 @@ weight is cast, and the sum of its gradients read and written in fp32."""
 def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
     """The parts of a step, with P parameters, T of them trained, and N ranks.
 
-    DDP all-reduces fp32 gradients in the last micro-step, beside its backward. FSDP2 gathers 16-bit parameters in
-    forward, and in backward if it reshards, and scatters 16-bit gradients in the last micro-step. With offload,
-    parameters cross the bus for each gathering, gradients once, and Adam runs on the CPU. Where the ranks of a node
-    divide everything among themselves, each then averages its part of the gradients with those of other nodes.
+    DDP all-reduces fp32 gradients in the last micro-step, beside its backward; 16-bit ones of a script's 16-bit
+    weights. FSDP2 gathers 16-bit parameters in forward, and in backward if it reshards, and scatters 16-bit gradients
+    in the last micro-step. With offload, parameters cross the bus for each gathering, gradients once, and Adam runs on
+    the CPU. Where the ranks of a node divide everything among themselves, each then averages its part of the gradients
+    with those of other nodes.
     """
     rung, weights, model = candidate.engine.rung, workload.weights, workload.model
-    known = terms_of(workload, candidate, world_size)
-    if rung.stage == 0:
+    known, narrow = terms_of(workload, candidate, world_size), rung.stage == 0 and workload.trains_16_bits
+    autocasts = rung.stage == 0 and not narrow
+    if autocasts:
         known = replace(known, traffic=_TRAFFIC_IN_FP32 * known.traffic)
     owners = known.owners or world_size
     over_links = (owners - 1) / owners / (machine.node_link_bytes if known.owners else machine.link_bytes)
-    scattered = (4.0 if rung.stage == 0 else 2.0) * weights.trained * over_links
+    scattered = (4.0 if autocasts else 2.0) * weights.trained * over_links
     scattered += 2.0 * 2.0 * weights.trained * (1 / owners - 1 / world_size) / machine.link_bytes
     passes = {0: 0.0, 2: 1.0, 3: 2.0}[rung.stage]
     gather = weights.bytes_held * over_links * passes
     share = weights.trained / (owners if rung.stage > 0 else 1)
-    update = _OF_UPDATE * share / machine.device_bytes
+    update = _OF_UPDATE * (0.5 if narrow else 1.0) * share / machine.device_bytes
     if rung.offload_param == "cpu":
         gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes
         update = weights.trained / machine.cpu_adam_parameters + 4.0 * share / machine.pcie_bytes
     per_token = token_seconds(workload, candidate, machine, known)
-    if rung.stage == 0 and model.num_experts > 1:
+    if autocasts and model.num_experts > 1:
         per_token *= _IN_FP32
     launch = launch_seconds(workload, candidate, machine, known)
     hooks = _HOOKS * machine.host_seconds * model.num_layers * (1 + candidate.checkpointed / 3)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, known, per_token),
-        launch=_CASTS * launch if rung.stage == 0 else launch + hooks,
+        launch=launch if narrow else _CASTS * launch if autocasts else launch + hooks,
         reduce=0.0,
         handling=_handled_bytes(workload, candidate, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
         gather=gather,
@@ -94,6 +96,8 @@ def _handled_bytes(workload: Workload, candidate: Candidate, known: Terms, passe
         return _OF_A_SUM * weights.trained + passes * (
             _OF_A_CAST * weights.trained / owners + _OF_A_COPY * weights.bytes_held / 2
         )
+    if workload.trains_16_bits:
+        return _OF_A_SUM * weights.trained
     chunks = known.chunks if weights.trains_head else 0
     of_all = (_OF_A_CAST + _OF_A_SUM_IN_FP32) * weights.trained
     return of_all + chunks * _OF_A_CHUNK * model.vocab_size * model.hidden_size

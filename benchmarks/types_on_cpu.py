@@ -1,0 +1,119 @@
+"""Is the memory of any type of model known before a trial? Small models of many types, on real ranks of a CPU.
+
+    python benchmarks/types_on_cpu.py FOLDER [--types 25] [--seconds 900]
+
+Types are those of transformers that learn text and take the sizes of a small model, every so many-th of all in the
+order of their names. Each gets a tune of two engines in FOLDER, whose run folder `prior.py` then compares with what was
+predicted before any trial; a type that FOLDER already has is not tuned again. The last line is
+`types=… candidates=… memory_mean_pct=… memory_worst_pct=…`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from physics import mean_size
+from prior import Error, errors_of
+from transformers import CONFIG_MAPPING
+
+from ladder.errors import LadderError
+from ladder.trial.model_class import auto_class, model_config, tasks_of
+from ladder.workload.config_guard import checked_config
+
+_SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "moe_intermediate_size": 352,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 16_000,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Of one small model, by the names that transformers gives them; a type takes those that it knows."""
+_PARAMETERS = range(15_000_000, 120_000_000)
+"""Chosen: their states are a few times what an interpreter takes, and fit a small host twice."""
+_ENGINES = ("zero2", "ddp")
+
+
+def small_models() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A configuration of each type that can be so small, by its name."""
+    for name in sorted(CONFIG_MAPPING):
+        try:
+            default = CONFIG_MAPPING[name]().to_dict()
+            sizes: dict[str, int | None] = {key: value for key, value in _SIZES.items() if key in default}
+            sizes |= dict.fromkeys({"layer_types"} & default.keys())
+            config = CONFIG_MAPPING[name](**sizes)
+            raw, _ = checked_config({**json.loads(config.to_json_string(use_diff=False)), "model_type": name}, name)
+            built = model_config(raw)
+            with torch.device("meta"):
+                model = auto_class(built, tasks_of(built)[0]).from_config(built)
+        except (Exception, LadderError):
+            continue  # it learns no text, or its sizes have to suit one another
+        if sum(each.numel() for each in model.parameters()) in _PARAMETERS:
+            yield name, raw
+
+
+def tune(config: Path, folder: Path) -> str:
+    """Tune two engines of the model; returns the last line that the tune said."""
+    engines = [word for name in _ENGINES for word in ("--rung", name)]
+    words = [str(config), "--gpus", "0", "--gpu-memory", "8GiB", "--seq-len", "256", "--global-batch-size", "8"]
+    words += [*engines, "--micro-batch", "4", "--strategy", "exhaustive", "--run-dir", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder", "tune", *words, "--output", str(folder.with_suffix(".best.json"))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    return (done.stderr.strip().splitlines() or [""])[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--types", type=int, default=25)
+    parser.add_argument("--seconds", type=float, default=900.0, help="no new tune begins after so many")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    models = list(small_models())
+    step = max(1, len(models) // options.types)
+    errors: list[Error] = []
+    types, until = 0, time.monotonic() + options.seconds
+    for name, raw in models[::step][: options.types]:
+        run, config = options.folder / name, options.folder / f"{name}.json"
+        if not run.exists() and time.monotonic() < until:
+            config.write_text(json.dumps(raw))
+            print(name, tune(config, run), flush=True)
+        try:
+            own = list(errors_of(run))
+        except (LadderError, OSError) as error:
+            print(f"{name:24} {error}")
+            continue
+        types += bool(own)
+        errors += own
+        print(f"{name:24} " + " ".join(f"{each.kind}: {each.memory:+.1%}" for each in own), flush=True)
+    memory = [each.memory for each in errors]
+    print(
+        f"types={types} candidates={len(errors)} memory_mean_pct={100 * mean_size(memory):.1f} "
+        f"memory_worst_pct={100 * max(memory, key=abs):.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
