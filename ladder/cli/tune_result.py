@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from ladder.cli.console import stdout_console
-from ladder.report.first_fit import compared, first_fit
+from ladder.report.as_it_stands import compared
+from ladder.report.first_fit import first_fit
 from ladder.report.table import left_out, rows, terminal_table, unsupported_line
 from ladder.report.times import total_line
 from ladder.search.audit import audit_report
-from ladder.search.space import measured
+from ladder.search.space import measured, plain_as_it_stands
 from ladder.units import format_bytes
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def as_json(done: TuneOutput, failure: LadderError | None = None) -> str:
         **(_failure(failure) if failure else {}),
         "best_so_far": best.candidate_key if best else None,
         "recipe_first_fit": found.plain() if found else None,
+        "script_as_it_stands": plain_as_it_stands(done.result.space, done.result.records),
         "simulated_on": done.simulated,
         "stopped": done.result.stopped,
         "cancelled": done.result.cancelled,

@@ -56,6 +56,8 @@ class Answer:
     """Of the optimizer in the configuration; None if the script brings its own."""
     bound: float | None = None
     """Tokens/s if a step were only matrix products, at their measured rate; None where that was not measured."""
+    as_it_stands: dict[str, Any] | None = None
+    """How the user's script trains as its command stands: candidate, outcome and speed; None if it was not tried."""
     plain: Answer | None = None
     """The answer without DeepSpeed, where that is faster."""
 

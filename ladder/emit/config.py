@@ -235,6 +235,7 @@ def _script(answer: Answer) -> dict[str, Any]:
             "samples_per_second": round(answer.tokens_per_second / facts.mean_tokens, 3),
             "samples_per_second_range": _range(answer, facts.mean_tokens, 3),
             "promised_device_gib": gib(answer.promised_device),
+            **({} if answer.as_it_stands is None else {"as_it_stands": answer.as_it_stands}),
             "padding": None if seen.padding is None else round(seen.padding, 4),
             "loader_share": None if seen.loader_share is None else round(seen.loader_share, 4),
             **({} if completions is None else {"generation_batch_size": completions}),

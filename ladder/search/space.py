@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from ladder.backends.registry import backend_of, is_main
 from ladder.candidates import Candidate, Engine, Problem, candidates_of
@@ -13,6 +14,7 @@ from ladder.events.outcome import MEMORY_OUTCOMES, Outcome, Record
 from ladder.search.memory import expected_peak
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
+from ladder.workload.script import OwnEngine
 from ladder.workload.shapes import with_layers
 from ladder.workload.workload import Workload
 
@@ -71,6 +73,27 @@ class Space(Problem):
         return replace(self.workload, model=with_layers(self.workload.model, self.probe_layers))
 
     @cached_property
+    def own(self) -> Candidate | None:
+        """What the user's script does as its command stands; None without a script, or if that is not among these."""
+        script = self.workload.script
+        if script is None or script.facts.engine is None or script.facts.dtype != self.workload.dtype:
+            return None
+        facts, engine = script.facts, script.facts.engine
+        if self.workload.global_batch_size != facts.own_batch(self.world_size):
+            return None
+        checkpointing = "on" if engine.checkpointing else "off"
+        return next(
+            (
+                candidate
+                for candidate in self.candidates
+                if candidate.micro_batch == facts.micro_batch
+                and candidate.checkpointing == checkpointing
+                and _is_on(candidate.engine, engine)
+            ),
+            None,
+        )
+
+    @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(candidate for engine in self.engines for candidate in self.of_engine(engine))
 
@@ -105,6 +128,16 @@ class Space(Problem):
         return expected_peak(self.workload, candidate, world_size=self.world_size, device=self.device)
 
 
+def _is_on(engine: Engine, own: OwnEngine) -> bool:
+    """Whether `engine` is what a script trains on by itself: DDP, or DeepSpeed with as many parts on the host."""
+    rung = engine.rung
+    if is_main(rung) is (own.stage is None) or rung.stage != (own.stage or 0):
+        return False
+    places = (own.offload_optimizer, own.offload_param) == (rung.offload_optimizer, rung.offload_param)
+    arguments = {name: value for each in engine.techniques for name, value in each.trainer_arguments().items()}
+    return places and arguments == own.arguments and len(engine.techniques) == len(arguments)
+
+
 def of_main_backend(space: Space) -> Space:
     """`space` with the engines of the main backend, DeepSpeed."""
     return replace(space, engines=tuple(each for each in space.engines if is_main(each.rung)))
@@ -135,6 +168,25 @@ class RuledOut:
 def measured(records: Sequence[Record]) -> dict[str, Record]:
     """The last record of each candidate that was measured (not probed or proven)."""
     return {record.candidate_key: record for record in records if record.purpose == "measure"}
+
+
+def as_it_stands(space: Space, records: Sequence[Record]) -> Record | None:
+    """The trial of the user's script as its command stands; None where there was none."""
+    return measured(records).get(space.own.key) if space.own is not None else None
+
+
+def plain_as_it_stands(space: Space, records: Sequence[Record]) -> dict[str, Any] | None:
+    """The same for JSON."""
+    own = as_it_stands(space, records)
+    if own is None:
+        return None
+    speed = own.tokens_per_second
+    return {
+        "candidate": own.candidate_key,
+        "outcome": own.outcome.kind,
+        "tokens_per_second": round(speed, 1) if speed else None,
+        "measured_in_trial": own.trial,
+    }
 
 
 def probed(records: Sequence[Record]) -> dict[str, Record]:

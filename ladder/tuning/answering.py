@@ -15,7 +15,7 @@ from ladder.machine.machine_speed import mfu
 from ladder.search.bound import bound
 from ladder.search.remedies import remedies
 from ladder.search.script_faults import last_fault, part_of_script
-from ladder.search.space import Space, measured, warnings_of
+from ladder.search.space import Space, measured, plain_as_it_stands, warnings_of
 from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
@@ -68,6 +68,7 @@ def answer_of(
             "tokens_per_second": round(record.tokens_per_second, 1),
         },
         warnings=warnings_of(record, space),
+        as_it_stands=plain_as_it_stands(space, records),
     )
 
 

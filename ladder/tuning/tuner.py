@@ -19,7 +19,7 @@ from ladder.search.cost import COMPARISONS, expected_seconds
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.script_faults import is_beyond_doubt
-from ladder.search.space import PARITY, Space, disproved, fastest, proven, ranking, same_steps
+from ladder.search.space import PARITY, Space, disproved, fastest, measured, proven, ranking, same_steps
 from ladder.search.time_left import TimeLeft, most_promising, within
 from ladder.tuning.building import Building
 from ladder.tuning.comparisons import Comparisons
@@ -153,7 +153,12 @@ class Tuner:
         return "the tune was interrupted"
 
     def _decide(self, strategy: Strategy, records: Sequence[Record]) -> Measure | Stop:
-        if (left := self._time_left(records)) is None:
+        left, own = self._time_left(records), self.space.own
+        if own is not None and own.key not in measured(records):
+            stands = Measure(own.engine, (own,), "the script as its command stands")
+            if left is None or left.allows(believe(self.space, records), records, stands) is not None:
+                return stands
+        if left is None:
             return strategy(self.space, records)
         decision = within(strategy, self.space, records, left)
         if isinstance(decision, Stop) and decision.late:

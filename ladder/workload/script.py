@@ -41,6 +41,20 @@ class OwnTraining:
     """Parameters."""
 
 
+@dataclass(frozen=True)
+class OwnEngine:
+    """What a script trains on as its command stands: torch's DDP, or DeepSpeed at a `stage`."""
+
+    stage: int | None = None
+    """Of ZeRO; None without DeepSpeed."""
+    offload_optimizer: str = "none"
+    offload_param: str = "none"
+    checkpointing: bool = False
+    """Of all layers."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """The Trainer's that change its kernels."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """What a look at a script found, right before it would have begun to train."""
@@ -91,6 +105,8 @@ class ScriptFacts:
     """Its model can be told to checkpoint its layers."""
     trains_16_bits: bool = False
     """Some of what it trains has 16 bits, of which DeepSpeed makes fp32 masters."""
+    engine: OwnEngine | None = None
+    """None for one that ladder has no rung for, such as the first FSDP."""
     generation: Generation | None = None
     """Of a trainer that writes what it trains on, as TRL's GRPO."""
     modules: tuple[str, ...] = ()
@@ -171,7 +187,8 @@ class Script:
         told = dict(values["facts"])
         tuples = {name: tuple(told[name]) for name in ("overrides", "operators")}
         generation = Generation(**told["generation"]) if told.get("generation") else None
-        facts = ScriptFacts(**told | tuples | {"generation": generation}, model_config_json={})
+        engine = OwnEngine(**told["engine"]) if told.get("engine") else None
+        facts = ScriptFacts(**told | tuples | {"generation": generation, "engine": engine}, model_config_json={})
         return cls(command=tuple(values["command"]), facts=facts)
 
 

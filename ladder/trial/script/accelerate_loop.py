@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader
 
 from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.facts import length_of_schedule
+from ladder.trial.script.facts import engine_facts, length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
 from ladder.trial.script.planned import require_planned_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.techniques import precision_of
 from ladder.trial.wrapping import wrap
-from ladder.workload.script import ScriptFacts
+from ladder.workload.script import OwnEngine, ScriptFacts
 
 _TRACKING = ("init_trackers", "log", "end_training")
 
@@ -150,6 +150,15 @@ def _schedule_in(things: Any) -> Any:
     return next(filter(length_of_schedule, things), None)
 
 
+def _engine_of(accelerator: Any, model: Any) -> OwnEngine | None:
+    """What it trains on by itself, as far as the script says it; its launcher may say otherwise."""
+    own = accelerator._ladder_own
+    if own.get("fsdp_plugin"):
+        return None
+    plugin = own.get("deepspeed_plugin")
+    return engine_facts(model, None if plugin is None else getattr(plugin, "deepspeed_config", None) or {})
+
+
 def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], things: Any) -> ScriptFacts:
     own = accelerator._ladder_own
     if any(isinstance(each, DummyOptim) for each in things):
@@ -167,6 +176,7 @@ def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], 
         accumulation=_accumulation_of(accelerator),
         dtype=precision if precision in ("bf16", "fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else "",
+        engine=_engine_of(accelerator, model),
         schedule_steps=length_of_schedule(_schedule_in(things)),
         overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),
     )

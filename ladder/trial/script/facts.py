@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ladder.trial.script.hold import NotTakenHoldOfError
 from ladder.workload.lora import Lora
+from ladder.workload.script import OwnEngine
 
 _SHORT = (torch.bfloat16, torch.float16)
 
@@ -32,6 +34,23 @@ def model_facts(model: Any) -> dict[str, Any]:
         "can_checkpoint": hasattr(model, "gradient_checkpointing_enable"),
         "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
     }
+
+
+def engine_facts(model: Any, deepspeed: Mapping[str, Any] | None, **arguments: Any) -> OwnEngine:
+    """What the script trains on by itself, with its own DeepSpeed configuration or with none.
+
+    `arguments` are the Trainer's that change its kernels, as far as they are on.
+    """
+    on = {name: value for name, value in arguments.items() if value}
+    checkpointing = bool(getattr(model, "is_gradient_checkpointing", False))
+    if deepspeed is None:
+        return OwnEngine(checkpointing=checkpointing, arguments=on)
+    zero = deepspeed.get("zero_optimization") or {}
+    stage = int(zero.get("stage") or 0)
+    optimizer, parameters = (
+        str((zero.get(name) or {}).get("device") or "none") for name in ("offload_optimizer", "offload_param")
+    )
+    return OwnEngine(stage, optimizer, parameters, checkpointing, on)
 
 
 def _most_weights(model: Any) -> str:

@@ -53,6 +53,8 @@ class Grip:
     modules: frozenset[str]
     """Those that were imported before the script was started."""
     saves: Saves
+    is_plain: bool = True
+    """Its launcher would choose neither DeepSpeed nor FSDP for it."""
     holders: set[ScriptKind] = field(default_factory=set)
     """What the script was seen to use so far: the Trainer uses accelerate, which uses DeepSpeed."""
     made: StepsMade = field(default_factory=StepsMade)
@@ -83,6 +85,8 @@ class Grip:
             }
             known["modules"] = installed_since(self.modules)
             facts = replace(find(), **known)
+            if not self.is_plain and facts.engine is not None and facts.engine.stage is None:
+                facts = replace(facts, engine=None)
             if facts.kind != "trainer":  # whose arguments are changed where they are made
                 facts = replace(facts, options=setting(self.parsed, facts))
             self.reporter.send(LookedEvent(t=now(), facts=facts))

@@ -29,6 +29,8 @@ class Program:
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables in which its launcher would tell accelerate of the training."""
+    is_plain: bool = True
+    """Its launcher would choose neither DeepSpeed nor FSDP for it."""
     local_rank: str = ""
     """The option by which its launcher tells each process its number on the node; empty for none."""
 
@@ -138,7 +140,7 @@ def _of_accelerate(words: list[str]) -> Program:
     from accelerate.commands.launch import launch_command_parser
 
     known = launch_command_parser().parse_args(words)
-    precision, accumulation = _in_file_of_accelerate(known.config_file)
+    precision, accumulation, is_plain = _in_file_of_accelerate(known.config_file)
     if known.use_deepspeed:  # without it accelerate does not pass this on
         accumulation = known.gradient_accumulation_steps or accumulation
     if known.deepspeed_config_file is not None:
@@ -149,26 +151,32 @@ def _of_accelerate(words: list[str]) -> Program:
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
     }
     given = {name: str(value) for name, value in told.items() if value is not None}
-    return Program(known.training_script, bool(known.module), tuple(known.training_script_args), given)
+    is_plain = is_plain and not (known.use_deepspeed or known.use_fsdp or known.use_megatron_lm)
+    return Program(known.training_script, bool(known.module), tuple(known.training_script_args), given, is_plain)
 
 
-def _in_file_of_accelerate(path: str | None) -> tuple[str | None, int | None]:
+def _in_file_of_accelerate(path: str | None) -> tuple[str | None, int | None, bool]:
     """Precision and accumulation in accelerate's configuration file: the given one, else the user's, if there is one.
 
-    The rest of it is about ranks and engines, which trials decide.
+    The rest of it is about ranks and engines, which trials decide. Also whether it chooses neither DeepSpeed nor FSDP.
     """
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 
     if path is None and not Path(default_config_file).is_file():
-        return None, None
+        return None, None, True
     if path is not None and not Path(path).is_file():
         raise UsageError(f"There is no accelerate configuration {shown(path)} here; give its path.")
     config = load_config_from_file(path)
     own = getattr(config, "deepspeed_config", None) or {}
+    is_plain = str(getattr(config.distributed_type, "value", config.distributed_type)) in _PLAIN_TYPES
     if "deepspeed_config_file" in own:
-        return _in_file_of_deepspeed(own["deepspeed_config_file"])
+        return *_in_file_of_deepspeed(own["deepspeed_config_file"]), is_plain
     accumulation = own.get("gradient_accumulation_steps")
-    return config.mixed_precision, accumulation if isinstance(accumulation, int) else None
+    return config.mixed_precision, accumulation if isinstance(accumulation, int) else None, is_plain
+
+
+_PLAIN_TYPES = ("NO", "MULTI_GPU", "MULTI_CPU")
+"""accelerate's words for training without an engine."""
 
 
 def _in_file_of_deepspeed(path: str) -> tuple[str | None, int | None]:

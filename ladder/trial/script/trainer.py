@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sized
 from contextlib import suppress
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
 from ladder.trial.reporter import now
 from ladder.trial.script import generating
-from ladder.trial.script.facts import length_of_schedule, model_facts
+from ladder.trial.script.facts import engine_facts, length_of_schedule, model_facts
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
 from ladder.trial.script.planned import require_planned_trainer, train_counted
@@ -26,7 +27,7 @@ from ladder.trial.script.samples import Samples, require_batch_size, shape_of
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
 from ladder.trial.wrapping import wrap
-from ladder.workload.script import ScriptFacts
+from ladder.workload.script import OwnEngine, ScriptFacts
 
 # What a trial must not do: write into the user's folders, and tell the user's trackers.
 _CONTAINED: dict[str, Any] = {"report_to": "none", "push_to_hub": False}
@@ -163,9 +164,13 @@ def _hold_evaluation(grip: Grip) -> None:
 
 def _own_schedule(deepspeed: Any) -> Any:
     """The section of the script's own DeepSpeed configuration, a dictionary or a file; None without one."""
+    return (_read(deepspeed) or {}).get("scheduler")
+
+
+def _read(deepspeed: Any) -> Mapping[str, Any] | None:
     if isinstance(deepspeed, str | Path):
         deepspeed = json.loads(Path(deepspeed).read_text(encoding="utf-8"))
-    return deepspeed.get("scheduler") if isinstance(deepspeed, Mapping) else None
+    return deepspeed if isinstance(deepspeed, Mapping) else None
 
 
 def _note_checkpoints(grip: Grip) -> None:
@@ -218,12 +223,23 @@ def _facts(trainer: Trainer) -> ScriptFacts:
         accumulation=own["gradient_accumulation_steps"],
         dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
         optimizer=_optimizer_of(trainer, own),
+        engine=_engine_of(trainer, own),
         gradient_clipping=float(own["max_grad_norm"]),
         **(generating.facts_of(trainer, own) if generating.generates(trainer) else _facts_of_samples(trainer)),
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
     )
+
+
+def _engine_of(trainer: Trainer, own: dict[str, Any]) -> OwnEngine | None:
+    """What it trains on by itself. Its checkpointing is switched on only when it begins."""
+    if own["fsdp"] or own["auto_find_batch_size"]:
+        return None
+    config = _read(own["deepspeed"]) if own["deepspeed"] else None
+    found = engine_facts(trainer.model, config, use_liger_kernel=own["use_liger_kernel"])
+    checkpoints = own["gradient_checkpointing"] or own["activation_checkpointing"] or found.checkpointing
+    return replace(found, checkpointing=bool(checkpoints))
 
 
 def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> str:

@@ -1,0 +1,33 @@
+"""The user's script as its command stands, and how much faster the answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.events.outcome import Record
+from ladder.report.first_fit import compared as with_the_recipe
+from ladder.search.space import Space, as_it_stands, measured
+
+_AS_FAST = 1.03
+"""Speeds that differ by less than this factor count as equal. Chosen: a promise holds within it."""
+
+
+def compared(space: Space, records: Sequence[Record], best: Record) -> str | None:
+    """How `best`, a proof, compares with the script as it stands, or else with the documented recipe, in one sentence.
+
+    The slower one of the proof and its trial counts, so that noise does not exaggerate the gain.
+    """
+    own = as_it_stands(space, records)
+    if own is None:
+        return with_the_recipe(space, records, best)
+    if not own.tokens_per_second:
+        return f"As its command stands, the script does not train here ({own.candidate_key}: {own.outcome.sentence})."
+    trial = measured(records).get(best.candidate_key)
+    speeds = [record.tokens_per_second or 0.0 for record in (best, trial) if record is not None]
+    times = min(speeds) / own.tokens_per_second
+    said = f"{own.candidate_key}: {own.tokens_per_second:,.0f} tokens/s in trial {own.trial}"
+    if best.candidate_key == own.candidate_key or 1 / _AS_FAST < times < _AS_FAST:
+        return f"Nothing found is faster than your script as its command stands ({said})."
+    if times < 1:
+        return f"{1 - times:.0%} slower than your script as its command stands ({said})."
+    return f"{times:.1f} times as fast as your script as its command stands ({said})."
