@@ -443,7 +443,19 @@ def test_the_model_of_a_script_is_planned_for_on_the_command_line_and_in_python(
     assert files_in(folder) == before
 
 
-def test_a_script_with_an_optimizer_that_offload_would_replace_is_told_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "training",
+    [
+        "Trainer(model, arguments, train_dataset=data, optimizers=(Adafactor(model.parameters()), None)).train()\n",
+        "class Own(Trainer):\n"
+        "    def create_optimizer(self, model=None):\n"
+        "        self.optimizer = Adafactor(self.model.parameters())\n"
+        "        return self.optimizer\n"
+        "Own(model, arguments, train_dataset=data).train()\n",
+    ],
+    ids=["given", "made by its trainer"],
+)
+def test_a_script_with_an_optimizer_that_offload_would_replace_is_told_so(tmp_path: Path, training: str) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments\n"
@@ -452,7 +464,7 @@ def test_a_script_with_an_optimizer_that_offload_would_replace_is_told_so(tmp_pa
         "model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes))\n"
         'data = [{"input_ids": row, "labels": row} for row in torch.randint(64, (64, 8))]\n'
         'arguments = TrainingArguments("out", max_steps=4, bf16=True, report_to="none", use_cpu=True)\n'
-        "Trainer(model, arguments, train_dataset=data, optimizers=(Adafactor(model.parameters()), None)).train()\n"
+        f"{training}"
     )
     options = ["--gpus", "0", "--nvme-path", ".", "--rung", "zero3+opt-nvme"]
     done = ladder("tune", *options, "--", "own.py", folder=tmp_path)

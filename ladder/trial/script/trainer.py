@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sized
 from contextlib import suppress
 from dataclasses import replace
-from inspect import signature
+from inspect import getattr_static, signature
 from pathlib import Path
 from typing import Any
 
@@ -243,12 +243,28 @@ def _engine_of(trainer: Trainer, own: dict[str, Any]) -> OwnEngine | None:
 
 
 def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> str:
-    """The class of the optimizer that the script gave to its Trainer, or the name in its arguments."""
+    """The name in its arguments, or the class of what the script gives to its Trainer or lets it make."""
     if trainer.optimizer is not None:
         return type(trainer.optimizer).__name__
     if trainer.optimizer_cls_and_kwargs is not None:
         return str(trainer.optimizer_cls_and_kwargs[0].__name__)
-    return str(getattr(own["optim"], "value", own["optim"]))
+    named = str(getattr(own["optim"], "value", own["optim"]))
+    if not any(_has_its_own(trainer, name) for name in _MAKERS):
+        return named
+    try:
+        made = type(trainer.create_optimizer())
+        usual, _ = Trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+    except Exception:  # here its model is on the CPU, which some optimizers refuse
+        return f"that of {type(trainer).__name__}"
+    return named if made is usual else made.__name__
+
+
+_MAKERS = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+"""Methods of the Trainer by which a script makes an optimizer of its own."""
+
+
+def _has_its_own(trainer: Trainer, method: str) -> bool:
+    return getattr_static(trainer, method, None) is not getattr_static(Trainer, method, None)
 
 
 def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
