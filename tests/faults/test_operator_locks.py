@@ -80,6 +80,7 @@ def test_a_lock_is_waited_for_while_its_build_lives_and_no_longer(lock: Path, ho
     assert waiting.wait(timeout=30) == 0
 
 
+@pytest.mark.night("it compiles an operator")
 def test_a_build_that_was_killed_before_it_linked_is_built_by_the_next(tmp_path: Path) -> None:
     left = tmp_path / "deepspeed_shm_comm" / "lock"
     left.parent.mkdir()
