@@ -9,7 +9,7 @@ from ladder.tuning.declaring import Declared, declared, spread
 from ladder.tuning.option_kinds import DURATION, SIZE
 from ladder.tuning.options import TuneOptions
 from ladder.units import GIB, MIB
-from ladder.workload.lora import Lora
+from ladder.workload.lora import LISTS, Lora
 
 _SIZES = ((GIB, "GiB"), (MIB, "MiB"), (1, "B"))
 _HOUR, _MINUTE = 3600, 60
@@ -51,4 +51,5 @@ def _adapters(lora: Lora) -> str:
     """As `lora_from_text` reads them."""
     given = [f"r={lora.rank}", f"alpha={lora.alpha}", f"dropout={lora.dropout!r}"]
     given += [name for name in ("rslora", "dora") if getattr(lora, name)]
-    return ",".join([*given, f"targets={','.join(lora.targets)}"])
+    lists = {"targets": lora.targets, **{name: names for name, names in lora.more.items() if name in LISTS}}
+    return ",".join([*given, *(f"{name}={','.join(names)}" for name, names in lists.items())])

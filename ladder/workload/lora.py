@@ -77,11 +77,11 @@ def lora_from_text(text: str) -> Lora:
             said[name] = [value]
         elif word in ("rslora", "dora"):
             said[word] = ["true"]
-        elif name in _LISTS:
+        elif name in LISTS:
             said[name].append(word)
         else:
             raise ValueError(f"{word} is not NAME=VALUE; write it like r=16,targets={ALL_LINEAR}")
-    more = {name: said.pop(name) for name in _LISTS if name in said and name in _MORE}
+    more = {name: said.pop(name) for name in LISTS if name in said and name in _MORE}
     return Lora(**{name: _READ[name](values) for name, values in said.items()}, more=more)
 
 
@@ -143,7 +143,8 @@ _NAMES = {
     **{"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"},
     **{name: name for name in ("modules_to_save", "exclude_modules")},
 }
-_LISTS = ("targets", "modules_to_save", "exclude_modules")
+LISTS = ("targets", "modules_to_save", "exclude_modules")
+"""What `--lora` takes several names for."""
 _MORE = (
     *("bias", "lora_bias", "modules_to_save", "exclude_modules", "layers_to_transform", "layers_pattern"),
     *("rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "ensure_weight_tying"),

@@ -12,6 +12,7 @@ from ladder.cli import tune_words
 from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.cli.main import main
 from ladder.tuning.options import TuneOptions
+from ladder.workload.lora import lora_from_text
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
 
@@ -29,6 +30,12 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}
 )
 def test_options_become_the_words_of_the_command_line(given: dict[str, Any], words: list[str]) -> None:
     assert sorted(tune_words.words_of(TuneOptions(**given))) == sorted(words)
+
+
+def test_adapters_become_words_that_say_the_same() -> None:
+    text = "r=4,dropout=0.1,dora,targets=q_proj,v_proj,modules_to_save=embed_tokens,lm_head,exclude_modules=up_proj"
+    (words,) = tune_words.words_of(TuneOptions(lora=lora_from_text(text)))
+    assert lora_from_text(words.removeprefix("--lora=")) == lora_from_text(text)
 
 
 @pytest.fixture
