@@ -58,6 +58,8 @@ class Answer:
     """Tokens/s if a step were only matrix products, at their measured rate; None where that was not measured."""
     as_it_stands: dict[str, Any] | None = None
     """How the user's script trains as its command stands: candidate, outcome and speed; None if it was not tried."""
+    own_words: tuple[str, ...] | None = None
+    """What torchrun starts to train it: the user's script with options of its own; None if `ladder run` has to."""
     plain: Answer | None = None
     """The answer without DeepSpeed, where that is faster."""
 

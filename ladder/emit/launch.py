@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from ladder.candidates import Candidate, TrainerOnly
@@ -68,7 +69,9 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
 
 
 def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
-    """Through `ladder run`, which gives the unchanged script the answer's settings."""
+    """By torchrun, in the script's own words; or through `ladder run`, which gives it the answer's settings."""
+    if answer.own_words is not None:
+        return _in_own_words(answer, answer.own_words, paths)
     python = "" if is_own() else f" --python {shlex.quote(ranks_python())}"
     lines = [
         "#!/usr/bin/env bash",
@@ -84,6 +87,27 @@ def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
         *finding(answer.num_nodes),
         *(['export MASTER_ADDR="$head" MASTER_PORT="$port"'] if answer.num_nodes > 1 else []),
         f'exec ladder run "$here"/{_quoted(paths.config.name)}{python} -- "$@"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _in_own_words(answer: Answer, words: Sequence[str], paths: OutputPaths) -> str:
+    here = f'"$here"/{_quoted(paths.config.name)}'
+    told = " ".join(here if word == str(paths.config) else shlex.quote(word) for word in words)
+    torchrun = "torchrun" if is_own() else f"{shlex.quote(ranks_python())} -m torch.distributed.run"
+    lines = [
+        "#!/usr/bin/env bash",
+        *_comment(f"{_headline(answer)}{_on_each_node(answer, paths, '')}"),
+        "#",
+        "# It starts the script that was tuned, with options of its own; more of them may follow the file's name.",
+        "# `ladder run` starts it too, and counts whether all steps are made.",
+        "set -euo pipefail",
+        'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
+        f"cd -- {_quoted(Path.cwd())}  # where it was tuned: paths in the command may be relative",
+        "",
+        *(f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()),
+        *finding(answer.num_nodes),
+        f'exec {torchrun} {torchrun_options(answer.world_size, answer.num_nodes)} {told} "$@"',
     ]
     return "\n".join(lines) + "\n"
 

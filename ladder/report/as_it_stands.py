@@ -15,7 +15,7 @@ _AS_FAST = 1.03
 def compared(space: Space, records: Sequence[Record], best: Record) -> str | None:
     """How `best`, a proof, compares with the script as it stands, or else with the documented recipe, in one sentence.
 
-    The slower one of the proof and its trial counts, so that noise does not exaggerate the gain.
+    The slower one of the proof and its trial counts for a gain, and the faster one for a loss: noise is neither.
     """
     own = as_it_stands(space, records)
     if own is None:
@@ -24,10 +24,10 @@ def compared(space: Space, records: Sequence[Record], best: Record) -> str | Non
         return f"As its command stands, the script does not train here ({own.candidate_key}: {own.outcome.sentence})."
     trial = measured(records).get(best.candidate_key)
     speeds = [record.tokens_per_second or 0.0 for record in (best, trial) if record is not None]
-    times = min(speeds) / own.tokens_per_second
+    least, most = (speed / own.tokens_per_second for speed in (min(speeds), max(speeds)))
     said = f"{own.candidate_key}: {own.tokens_per_second:,.0f} tokens/s in trial {own.trial}"
-    if best.candidate_key == own.candidate_key or 1 / _AS_FAST < times < _AS_FAST:
-        return f"Nothing found is faster than your script as its command stands ({said})."
-    if times < 1:
-        return f"{1 - times:.0%} slower than your script as its command stands ({said})."
-    return f"{times:.1f} times as fast as your script as its command stands ({said})."
+    if best.candidate_key != own.candidate_key and least > _AS_FAST:
+        return f"{least:.{1 if least >= 1.1 else 2}f} times as fast as your script as its command stands ({said})."
+    if most < 1 / _AS_FAST:
+        return f"{1 - most:.0%} slower than your script as its command stands ({said})."
+    return f"Nothing found is clearly faster than your script as its command stands ({said})."

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
 from ladder.emit import Answer, best_config, emit_all
-from ladder.emit.plain import emit_plain
+from ladder.emit.files import OutputPaths
+from ladder.emit.plain import emit_plain, plain_output
 from ladder.events.outcome import Record
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own
@@ -36,6 +37,7 @@ from ladder.tuning.meanwhile import meanwhile
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
 from ladder.tuning.options import TuneOptions, num_knob_trials
+from ladder.tuning.own_words import in_own_words
 from ladder.tuning.preparation import missing_package, obstacles, require_precision, without_operator
 from ladder.tuning.prepared import Prepared, prepare, supported_space
 from ladder.tuning.reach import require_within_reach
@@ -215,10 +217,15 @@ def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscr
     """Write the answer's files and the reports."""
     result, answer = searched.result, None
     faster = faster_without_deepspeed(result.records, result.space.tolerance)
+    paths = OutputPaths.beside(prepared.options.output)
     plain = _answer(prepared, result, faster, venue) if faster is not None else None
+    if plain is not None:
+        plain_paths = OutputPaths.beside(plain_output(paths.config))
+        plain = _said_in_own_words(plain, prepared, plain_paths, venue, tell)
     if result.answer is not None and result.answer != faster:
         found = _answer(prepared, result, result.answer, venue)
-        answer = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
+        found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
+        answer = _said_in_own_words(found, prepared, paths, venue, tell)
     files = emit_all(answer, prepared.options.output) if answer else []
     files += emit_plain(plain, prepared.options.output) if plain else []
     reported = ReportedRun(
@@ -241,6 +248,14 @@ def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscr
         simulated=venue.paper_name,
         plain=plain,
     )
+
+
+def _said_in_own_words(
+    answer: Answer, prepared: Prepared, paths: OutputPaths, venue: Venue, tell: Subscriber
+) -> Answer:
+    """`answer` with the command of the user's script that trains it without ladder, if there is one."""
+    words = in_own_words(answer, paths, lambda command: venue.look(command, prepared.machine), noting(tell))
+    return replace(answer, own_words=words)
 
 
 def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:

@@ -141,6 +141,9 @@ class Tuner:
 
     def _search(self, strategy: Strategy) -> str:
         while not self.cancelled():
+            if (own := self._as_it_stands()) is not None:
+                self._measure(own, self._aside)
+                continue
             records = less_disproved(self._trials.records)
             decision = self._decide(strategy, records)
             if isinstance(decision, Stop):
@@ -152,13 +155,16 @@ class Tuner:
                 self._measure(decision, self._trials)
         return "the tune was interrupted"
 
+    def _as_it_stands(self) -> Measure | None:
+        """The first trial of a user's script: with nothing changed, if that is a candidate and there is time for it."""
+        own, records = self._aside.space.own, self._aside.records
+        if own is None or own.key in measured(records):
+            return None
+        decision, left = Measure(own.engine, (own,), "the script as its command stands"), self._time_left(records)
+        return decision if left is None else left.allows(believe(self._aside.space, records), records, decision)
+
     def _decide(self, strategy: Strategy, records: Sequence[Record]) -> Measure | Stop:
-        left, own = self._time_left(records), self.space.own
-        if own is not None and own.key not in measured(records):
-            stands = Measure(own.engine, (own,), "the script as its command stands")
-            if left is None or left.allows(believe(self.space, records), records, stands) is not None:
-                return stands
-        if left is None:
+        if (left := self._time_left(records)) is None:
             return strategy(self.space, records)
         decision = within(strategy, self.space, records, left)
         if isinstance(decision, Stop) and decision.late:

@@ -109,6 +109,12 @@ class ScriptFacts:
     """None for one that ladder has no rung for, such as the first FSDP."""
     generation: Generation | None = None
     """Of a trainer that writes what it trains on, as TRL's GRPO."""
+    program: tuple[str, ...] = ()
+    """What torchrun would start in place of the command's launcher; empty where that says more."""
+    takes_options: bool = False
+    """Its parser of arguments has the options of the Trainer."""
+    num_arguments: int = 0
+    """Of the program: so many last words of the command."""
     modules: tuple[str, ...] = ()
     """Installed modules that it imports."""
     sizes: dict[int, int] = field(default_factory=dict)
@@ -178,14 +184,14 @@ class Script:
         """As JSON can hold it, without what only the next trial needs."""
         left_out = ("modules", "model_config_json", "sizes")
         facts = {name: value for name, value in asdict(self.facts).items() if name not in left_out}
-        lists = {name: list(facts[name]) for name in ("overrides", "operators")}
+        lists = {name: list(facts[name]) for name in ("overrides", "operators", "program")}
         return {"command": list(self.command), "facts": facts | lists}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Script:
         """The script that `as_dict` was called on, but for what that leaves out."""
         told = dict(values["facts"])
-        tuples = {name: tuple(told[name]) for name in ("overrides", "operators")}
+        tuples = {name: tuple(told.get(name, ())) for name in ("overrides", "operators", "program")}
         generation = Generation(**told["generation"]) if told.get("generation") else None
         engine = OwnEngine(**told["engine"]) if told.get("engine") else None
         facts = ScriptFacts(**told | tuples | {"generation": generation, "engine": engine}, model_config_json={})

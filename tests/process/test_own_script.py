@@ -290,6 +290,8 @@ def test_the_script_trains_with_the_answer_and_not_with_its_own_settings(tuned: 
 @of_cases("causal_trainer at zero3")
 def test_the_answer_s_launch_script_trains_the_script_from_any_folder(tuned: Tuned, tmp_path: Path) -> None:
     shutil.rmtree(tuned.folder / "out", ignore_errors=True)  # of another test
+    text = (tuned.folder / "best_config.launch.sh").read_text()
+    assert "exec torchrun" in text, "the script takes the Trainer's options, so that no ladder is needed"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where `ladder` is
     done = subprocess.run(
         ["bash", str(tuned.folder / "best_config.launch.sh")],

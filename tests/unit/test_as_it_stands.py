@@ -59,7 +59,7 @@ def test_a_script_at_another_batch_or_in_another_precision_is_none_of_the_candid
             50.0,
             r"2.0 times as fast as your script as its command stands (ddp ckpt=off mb=4: 50 tokens/s in trial 0001).",
         ),
-        (99.0, "Nothing found is faster than your script as its command stands"),
+        (99.0, "Nothing found is clearly faster than your script as its command stands"),
         (125.0, "20% slower than your script as its command stands"),
         (None, "As its command stands, the script does not train here (ddp ckpt=off mb=4: ended in gpu_oom)."),
     ],

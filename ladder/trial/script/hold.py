@@ -19,7 +19,8 @@ from ladder.trial.gauge import Gauge
 from ladder.trial.of_deepspeed import engine_methods
 from ladder.trial.reporter import Reporter, now
 from ladder.trial.script.loop_end import LoopEnd
-from ladder.trial.script.options import setting
+from ladder.trial.script.options import has_trainer_options, setting
+from ladder.trial.script.program import Program
 from ladder.trial.script.saves import OF_LIBRARIES, Saves
 from ladder.trial.script.steps_made import StepsMade
 from ladder.trial.wrapping import wrap
@@ -53,8 +54,7 @@ class Grip:
     modules: frozenset[str]
     """Those that were imported before the script was started."""
     saves: Saves
-    is_plain: bool = True
-    """Its launcher would choose neither DeepSpeed nor FSDP for it."""
+    program: Program
     holders: set[ScriptKind] = field(default_factory=set)
     """What the script was seen to use so far: the Trainer uses accelerate, which uses DeepSpeed."""
     made: StepsMade = field(default_factory=StepsMade)
@@ -82,10 +82,13 @@ class Grip:
                 "path": self.path,
                 "digest": self.digest,
                 "preparation_seconds": now() - self.began,
+                "takes_options": has_trainer_options(self.parsed),
+                "program": self.program.for_torchrun,
+                "num_arguments": len(self.program.arguments),
             }
             known["modules"] = installed_since(self.modules)
             facts = replace(find(), **known)
-            if not self.is_plain and facts.engine is not None and facts.engine.stage is None:
+            if not self.program.is_plain and facts.engine is not None and facts.engine.stage is None:
                 facts = replace(facts, engine=None)
             if facts.kind != "trainer":  # whose arguments are changed where they are made
                 facts = replace(facts, options=setting(self.parsed, facts))

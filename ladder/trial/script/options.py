@@ -34,6 +34,11 @@ def note_options(parsed: dict[str, int]) -> None:
     wrap(argparse.ArgumentParser, "parse_known_args", noted)
 
 
+def has_trainer_options(parsed: Mapping[str, int]) -> bool:
+    """Whether the parser of a Trainer's script has all that TrainingArguments has, as HfArgumentParser makes them."""
+    return {f"--{name}" for name in KNOWN_OPTIONS.values()} <= parsed.keys()
+
+
 def setting(parsed: Mapping[str, int], facts: ScriptFacts) -> dict[str, str]:
     """The options of KNOWN_OPTIONS that have the value that was seen in the training, by what they set."""
     found = {option.lstrip("-").replace("-", "_"): option for option in parsed}

@@ -46,6 +46,13 @@ class Program:
             raise UsageError(f"There is no module {shown(self.name)} in this environment; install its package.")
         return Path(found.origin)
 
+    @property
+    def for_torchrun(self) -> tuple[str, ...]:
+        """What torchrun starts in place of its launcher, without arguments; nothing where that would say more."""
+        if self.environment or self.local_rank or not self.is_plain:
+            return ()
+        return ("-m", self.name) if self.is_module else (self.name,)
+
     def run(self) -> None:
         """As `python NAME ARGUMENTS` would, in this process."""
         number = [f"{self.local_rank}={os.environ['LOCAL_RANK']}"] if self.local_rank else []

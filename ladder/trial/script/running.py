@@ -95,7 +95,7 @@ def take_hold(
         digest=digest,
         modules=frozenset(sys.modules),
         saves=Saves(script.scratch, spec.device),
-        is_plain=program.is_plain,
+        program=program,
     )
     if dist.is_initialized():
         welcome_joining()
