@@ -50,21 +50,22 @@ def space_of(*engines: Engine, **changes: Any) -> Space:
     return Space(**settings | changes)
 
 
-def fitting(space: Space, candidate: Candidate, *, slower: float = 1.0, trial: str = "0001") -> Record:
-    """A record as the prior predicts it, or `slower`."""
+def fitting(space: Space, candidate: Candidate, *, slower: float = 1.0, trial: str = "0001", **measured: Any) -> Record:
+    """A record as the prior predicts it, or `slower`; `measured` are changes to its measurement."""
     machine = machine_speed(space.gpu_name, "cuda", space.world_size, space.num_cores)
     speed = predict_speed(space.workload, candidate, world_size=space.world_size, machine=machine)
+    seen: dict[str, Any] = {
+        "accumulate_seconds": speed.accumulate_seconds * slower,
+        "boundary_seconds": speed.boundary_seconds * slower,
+        "peak_allocated": 20 * GIB,
+        "peak_reserved": 21 * GIB,
+        "peak_device": 22 * GIB,
+    }
     return make_record(
         candidate,
         trial=trial,
         tokens_per_second=speed.tokens_per_second / slower,
-        measurement=make_measurement(
-            accumulate_seconds=speed.accumulate_seconds * slower,
-            boundary_seconds=speed.boundary_seconds * slower,
-            peak_allocated=20 * GIB,
-            peak_reserved=21 * GIB,
-            peak_device=22 * GIB,
-        ),
+        measurement=make_measurement(**seen | measured),
     )
 
 
@@ -90,18 +91,13 @@ def play(space: Space, answer_all: str) -> list[Record]:
     raise AssertionError("the search does not end")
 
 
-ON_GPU_ONLY = tuple(Engine(rung) for rung in RUNGS if not rung.devices)
-
-
 def two_small_gpus(**changes: Any) -> Space:
     """Two GPUs of 16 GiB for Llama-2-7B, and no offload: nothing fits."""
     settings: dict[str, Any] = {
         "workload": bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=128),
         "world_size": 2,
-        "device": "cuda",
         "memory_limit": 16 * GIB,
         "host_memory": 512 * GIB,
-        "engines": ON_GPU_ONLY,
-        "micro_batches": (1, 2, 4),
+        "checkpointing": (),
     }
-    return Space(**settings | changes)
+    return space_of(*(Engine(rung) for rung in RUNGS if not rung.devices), **settings | changes)

@@ -9,7 +9,7 @@ from typing import Any
 import ladder
 from helpers.values import PAPER, WORLD_SIZE, space_on
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Rung
+from ladder.candidates import Rung, Technique
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
@@ -30,10 +30,11 @@ def tune_over(
     machine: Machine = TWO_RANKS,
     rungs: Sequence[Rung] = ZERO1_AND_ZERO2,
     micro_batches: tuple[int, ...] = (1, 2, 4),
+    techniques: Sequence[Technique] = (),
     **options: Any,
 ) -> TuneResult:
     """Tune with a history in `folder`, unwatched unless `tell` is among the tuner's `options`."""
-    space, unsupported = space_on(workload, machine, rungs, micro_batches)
+    space, unsupported = space_on(workload, machine, rungs, micro_batches, techniques=techniques)
     with History(folder, "abc", {}) as history:
         return Tuner(
             workload=workload,

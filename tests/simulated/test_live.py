@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny_trial
+from helpers.events import measured_event
 from helpers.searches import fitting, make_space
 from rich.console import Console
 
@@ -177,10 +178,8 @@ def test_a_simulated_tune_gives_no_estimate_of_real_time(films: dict[tuple[int, 
 
 def measured(spec: TrialSpec, peak: int) -> MeasuredEvent:
     """What a rank says of the trial's first candidate."""
-    times: dict[str, Any] = {"t": 2.0, "began": 1.0, "accumulate_seconds": [0.1], "boundary_seconds": [0.2]}
-    peaks: dict[str, Any] = dict.fromkeys(("peak_allocated", "peak_reserved", "peak_device"), peak)
-    rest: dict[str, Any] = {"skipped_steps": 0, "outside_torch": 0, "peak_host": GIB, "alloc_retries": 0, "losses": []}
-    return MeasuredEvent(candidate=spec.candidates[0].key, **times, **peaks, **rest)
+    peaks = dict.fromkeys(("peak_allocated", "peak_reserved", "peak_device"), peak)
+    return measured_event(spec.candidates[0].key, accumulate_seconds=[0.1], **peaks)
 
 
 def watch_a_trial(progress: Progress, spec: TrialSpec, peak_device: int, seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import make_candidate, make_measurement, make_record
+from helpers.searches import make_space
 from helpers.tunes import on_paper
 
 import ladder
@@ -71,14 +72,8 @@ def test_on_another_drive_what_swaps_is_measured_and_proven_again_and_without_on
 
 @pytest.fixture
 def space(llama_like: Callable[..., Workload]) -> Space:
-    return Space(
-        workload=llama_like(),
-        world_size=2,
-        device="cuda",
-        memory_limit=40 * GIB,
-        host_memory=100 * GIB,
-        engines=(Engine(RUNGS_BY_NAME["zero2"]),),
-        micro_batches=(1, 2),
+    return make_space(
+        "zero2", workload=llama_like(), world_size=2, memory_limit=40 * GIB, host_memory=100 * GIB, micro_batches=(1, 2)
     )
 
 

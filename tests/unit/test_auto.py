@@ -151,9 +151,7 @@ def test_the_first_trial_has_no_candidate_that_would_only_decide_about_the_other
 def test_a_single_step_or_one_that_thrashed_teaches_less_about_the_other_candidates(doubtful: dict[str, Any]):
     space = make_space("zero2", "zero3")
     tried, other = (next(each for each in space.candidates if each.micro_batch == size) for size in (2, 4))
-    known = fitting(space, tried)
-    assert known.measurement is not None
-    doubted = replace(known, measurement=replace(known.measurement, **doubtful))
+    known, doubted = fitting(space, tried), fitting(space, tried, **doubtful)
     prior, sure, unsure = (believe(space, records).outlook(other) for records in ((), (known,), (doubted,)))
     assert sure.deviation < unsure.deviation < prior.deviation
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from helpers.searches import fitting, make_space, space_of
@@ -108,13 +106,6 @@ def test_fsdp2_is_measured_without_resharding_and_with_it_only_where_that_may_be
     assert tried == {"fsdp2+no-reshard"}
 
 
-def one(space: Space, key: str, *, slower: float = 1.0, **changes: Any) -> Record:
-    """The record of one candidate, whose measurement has `changes`."""
-    record = fitting(space, space.by_key[key], slower=slower)
-    assert record.measurement is not None
-    return replace(record, measurement=replace(record.measurement, **changes))
-
-
 @pytest.mark.parametrize(
     ("engine", "changes", "bounded"),
     [
@@ -127,7 +118,7 @@ def one(space: Space, key: str, *, slower: float = 1.0, **changes: Any) -> Recor
 )
 def test_half_a_micro_batch_is_no_faster_than_the_whole_where_nothing_slowed_that_down(engine, changes, bounded):
     space = make_space("zero2", "zero2+opt-cpu")
-    record = one(space, f"{engine} ckpt=on mb=8", slower=2.0, **changes)
+    record = fitting(space, space.by_key[f"{engine} ckpt=on mb=8"], slower=2.0, **changes)
     half = outlook(space, [record], f"{engine} ckpt=on mb=4")
     assert half.most == (record.tokens_per_second if bounded else math.inf)
     assert math.isinf(outlook(space, [record], f"{engine} ckpt=off mb=4").most)
@@ -136,7 +127,7 @@ def test_half_a_micro_batch_is_no_faster_than_the_whole_where_nothing_slowed_tha
 @pytest.mark.parametrize(("size", "larger", "bounded"), [(8, 16, True), (1, 2, False)])
 def test_a_larger_micro_batch_than_one_that_thrashed_is_no_faster_unless_it_promises_to_be(size, larger, bounded):
     space = make_space("zero3")  # which gathers parameters for each micro-step, however small
-    thrashed = one(space, f"zero3 ckpt=on mb={size}", slower=3.0, alloc_retries=5)
+    thrashed = fitting(space, space.by_key[f"zero3 ckpt=on mb={size}"], slower=3.0, alloc_retries=5)
     assert outlook(space, [thrashed], f"zero3 ckpt=on mb={larger}").most == (
         thrashed.tokens_per_second if bounded else math.inf
     )
@@ -144,6 +135,7 @@ def test_a_larger_micro_batch_than_one_that_thrashed_is_no_faster_unless_it_prom
 
 def test_what_thrashed_is_no_ceiling_of_what_needs_less_memory():
     space = make_space("zero2", "zero3")
-    steady, thrashed = (one(space, "zero2 ckpt=on mb=4", slower=3.0, **each) for each in ({}, {"alloc_retries": 5}))
+    tried = space.by_key["zero2 ckpt=on mb=4"]
+    steady, thrashed = (fitting(space, tried, slower=3.0, alloc_retries=retries) for retries in (0, 5))
     assert outlook(space, [steady], "zero3 ckpt=on mb=4").most == steady.tokens_per_second
     assert math.isinf(outlook(space, [thrashed], "zero3 ckpt=on mb=4").most)

@@ -42,9 +42,7 @@ def steps(**changes: Any) -> EarlierSteps:
 
 
 def record(key: str = KEY, **changes: Any) -> Record:
-    found = fitting(SPACE, SPACE.by_key[key])
-    assert found.measurement is not None
-    return replace(found, measurement=replace(found.measurement, **changes))
+    return fitting(SPACE, SPACE.by_key[key], **changes)
 
 
 def test_what_a_tune_measured_is_known_to_tunes_with_another_batch_or_limit() -> None:
@@ -89,12 +87,6 @@ def test_failures_proofs_and_what_lacked_memory_are_not_kept() -> None:
     assert steps().read() == ()
 
 
-def rewritten(change: Callable[[dict[str, Any]], Any]) -> None:
-    (file,) = (Path(steps()._file.parent)).iterdir()
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps(change(content)))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -109,7 +101,8 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> None:
 def test_a_damaged_stale_or_foreign_file_is_no_file(change: Callable[[dict[str, Any]], Any]) -> None:
     steps().add([record()])
     assert steps().read()
-    rewritten(change)
+    (file,) = (Path(steps()._file.parent)).iterdir()
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
     assert steps().read() == ()
     steps().add([record()])
     assert len(steps().read()) == 1
@@ -184,12 +177,9 @@ def test_the_own_times_of_a_run_that_is_resumed_confirm_nothing_of_earlier_tunes
 
 def test_a_step_that_lacked_memory_confirms_and_contradicts_nothing() -> None:
     space = known(SPACE)
-    slow = fitting(space, space.by_key[KEY], slower=2.0)
-    assert slow.measurement is not None
-    emptied, full = replace(slow.measurement, alloc_retries=1), replace(slow.measurement, peak_device=79 * GIB)
-    for measurement in (emptied, full):
-        lacking = replace(slow, measurement=measurement)
-        belief = believe(space, [lacking])
+    lacks: list[dict[str, Any]] = [{"alloc_retries": 1}, {"peak_device": 79 * GIB}]
+    for lack in lacks:
+        belief = believe(space, [fitting(space, space.by_key[KEY], slower=2.0, **lack)])
         assert belief.earlier.steps
         assert belief.earlier.pace is None
 

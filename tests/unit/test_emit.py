@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,18 +40,6 @@ from ladder.machine.host import MALLOC_OF_A_CPU_RANK, environment_of_a_cpu_rank
 from ladder.tuning.option_checks import require_effective_options
 from ladder.tuning.options import TuneOptions
 from ladder.units import GIB
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from leaves(item)
-    else:
-        yield value
-
 
 # The answer
 
@@ -112,8 +99,7 @@ def test_no_leaf_is_auto_whatever_the_texts_and_paths(monkeypatch: pytest.Monkey
     )
     paths = emit_all(hostile, Path("auto"))
     document = load_best_config(paths[0])
-    assert "auto" not in list(leaves(document))
-    assert "auto" not in list(leaves(json.loads(paths[1].read_text())))
+    assert not any('"auto"' in path.read_text() for path in paths[:2])
     assert document["zero_optimization"]["offload_param"]["nvme_path"] == str(tmp_path / "auto")
     assert original_text(document["ladder"]["model"]["name"]) == "auto"
 

@@ -40,13 +40,9 @@ def test_what_was_measured_is_held_against_its_trial():
 
 
 def test_nothing_is_claimed_where_a_trial_was_so_far_off_that_predictions_say_little():
-    tried = fitting(SPACE, make_candidate("zero3", micro_batch=1, accumulation=16))
-    seen = tried.measurement
-    assert seen is not None
-    assert seen.accumulate_seconds is not None
-    slow = replace(seen, accumulate_seconds=20 * seen.accumulate_seconds, boundary_seconds=20 * seen.boundary_seconds)
-    assert compared(SPACE, [tried], BEST) is not None
-    assert compared(SPACE, [replace(tried, measurement=slow)], BEST) is None
+    tried = make_candidate("zero3", micro_batch=1, accumulation=16)
+    assert compared(SPACE, [fitting(SPACE, tried)], BEST) is not None
+    assert compared(SPACE, [fitting(SPACE, tried, slower=20)], BEST) is None
 
 
 def test_the_first_step_that_fits_counts_and_not_a_faster_one_below_it():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
+from helpers.searches import make_space
 
 from ladder.backends.base import Device
 from ladder.backends.deepspeed.config import deepspeed_config
@@ -19,7 +20,6 @@ from ladder.search.knobs import knobs_of, less_noise, plain, with_knobs
 from ladder.search.space import Space
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.knob_study import next_knobs
-from ladder.units import GIB
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 WINNER = make_candidate("zero3+opt-cpu", micro_batch=4, accumulation=4)
@@ -29,15 +29,7 @@ EVERY_RUNG = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 
 @pytest.fixture
 def space() -> Space:
-    return Space(
-        workload=WORKLOAD,
-        world_size=4,
-        device="cuda",
-        memory_limit=80 * GIB,
-        host_memory=1024 * GIB,
-        engines=(WINNER.engine, SLOWER.engine),
-        micro_batches=(1, 2, 4),
-    )
+    return make_space("zero3+opt-cpu", "zero2", micro_batches=(1, 2, 4), gpu_name=None, num_cores=1)
 
 
 def measured(candidate: Candidate, speed: float, trial: str = "0001", spread: float = 0.001) -> Record:

@@ -7,22 +7,17 @@ from dataclasses import replace
 
 import pytest
 from helpers import bundled_workload, problem_for
+from helpers.searches import space_of
 
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Candidate, Engine
-from ladder.search.memory import predict_memory
+from ladder.candidates import Engine
 from ladder.search.remedies import remedies
-from ladder.search.space import Space
 from ladder.techniques.liger import LIGER
 from ladder.tuning.technique_choices import TechniqueChoices, advice, techniques_tried
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
 LARGE_VOCABULARY = bundled_workload("llama-3.2-1b", seq_len=1024, global_batch_size=32)
-
-
-def peak(candidate: Candidate, workload: Workload = LARGE_VOCABULARY) -> int:
-    return predict_memory(workload, candidate, world_size=1, device="cuda").peak
 
 
 @pytest.mark.parametrize(
@@ -53,15 +48,8 @@ def test_it_is_tried_unasked_where_it_is_installed_and_a_sentence_says_so(
 
 
 def test_it_is_a_remedy_where_logits_are_too_many() -> None:
-    space = Space(
-        workload=bundled_workload("llama-3.1-8b", seq_len=32768),
-        world_size=1,
-        device="cuda",
-        memory_limit=40 * GIB,
-        host_memory=1 << 60,
-        engines=tuple(map(Engine, RUNGS_BY_NAME.values())),
-        micro_batches=(1,),
-    )
+    workload, engines = bundled_workload("llama-3.1-8b", seq_len=32768), map(Engine, RUNGS_BY_NAME.values())
+    space = space_of(*engines, workload=workload, memory_limit=40 * GIB, micro_batches=(1,), checkpointing=())
     assert LIGER in remedies(space).techniques
     assert "--liger" in remedies(space).sentence()
     assert LIGER not in remedies(replace(space, device="cpu")).techniques

@@ -6,12 +6,14 @@ import ctypes.util
 import os
 import platform
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from helpers import machine_with
 
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
@@ -43,15 +45,8 @@ def detected(**wishes: Any) -> Machine:
     return detect_machine(**{"gpus": None, "gpu_memory": None, "host_memory": None, "nvme_path": None} | wishes)
 
 
-def a_machine(device: str = "cuda", **changes: Any) -> Machine:
-    settings: dict[str, Any] = {
-        "device": device,
-        "world_size": 4,
-        "memory_limit": GIB,
-        "host_memory": GIB,
-        "num_cores": 8,
-    }
-    return Machine(**settings | changes)
+def a_machine(device: str = "cuda", nvme_path: Path | None = None) -> Machine:
+    return replace(machine_with(4, device), nvme_path=nvme_path)
 
 
 @pytest.mark.parametrize(

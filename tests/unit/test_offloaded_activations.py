@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_record
+from helpers.searches import space_of
 
 from ladder.candidates import Candidate
 from ladder.search.memory import predict_memory
@@ -20,18 +21,9 @@ ENGINE = engine_named("zero2+opt-cpu+liger")
 KEPT, OFFLOADED = (candidate_of(f"{ENGINE.name} ckpt={kind} mb=1", 4) for kind in ("on", "cpu"))
 
 
-def space_of(limit: float, **changes: Any) -> Space:
-    settings: dict[str, Any] = {
-        "workload": LONG,
-        "world_size": 1,
-        "device": "cuda",
-        "memory_limit": int(limit * GIB),
-        "host_memory": 1 << 60,
-        "engines": (ENGINE,),
-        "micro_batches": (1, 2),
-        "checkpointing": ("cpu",),
-    }
-    return Space(**settings | changes)
+def space_within(limit: float, **changes: Any) -> Space:
+    usual = {"workload": LONG, "memory_limit": int(limit * GIB), "micro_batches": (1, 2), "checkpointing": ("cpu",)}
+    return space_of(ENGINE, **usual | changes)
 
 
 def offloading(space: Space) -> list[str]:
@@ -44,18 +36,18 @@ def peak(candidate: Candidate, workload: Workload = LONG) -> int:
 
 def test_they_are_tried_where_checkpointing_alone_is_not_sure_to_make_the_smallest_micro_batch_fit() -> None:
     tight, hopeless, roomy = peak(KEPT) / GIB, 0.9 * peak(OFFLOADED) / GIB, 1.3 * peak(KEPT) / GIB
-    assert offloading(space_of(tight)) == [OFFLOADED.key]
-    assert offloading(space_of(hopeless)) == offloading(space_of(roomy)) == []
+    assert offloading(space_within(tight)) == [OFFLOADED.key]
+    assert offloading(space_within(hopeless)) == offloading(space_within(roomy)) == []
 
 
 def test_they_are_not_tried_unless_transformers_can_nor_on_a_cpu_nor_with_an_encoder_and_a_decoder() -> None:
     tight = peak(KEPT) / GIB
-    assert not offloading(space_of(tight, checkpointing=()))
-    assert not offloading(space_of(tight, device="cpu"))
+    assert not offloading(space_within(tight, checkpointing=()))
+    assert not offloading(space_within(tight, device="cpu"))
     both = replace(LONG, model=replace(LONG.model, is_encoder_decoder=True), task="seq2seq-lm")
     limit = 0.9 * peak(KEPT, both) / GIB
-    assert not offloading(space_of(limit, workload=both))
-    assert not space_of(limit, workload=both).ways_of_checkpointing
+    assert not offloading(space_within(limit, workload=both))
+    assert not space_within(limit, workload=both).ways_of_checkpointing
 
 
 @pytest.mark.parametrize(
@@ -78,7 +70,7 @@ def test_what_an_h200_took_with_long_sequences_is_known_before_any_trial(
 
 
 def test_what_ran_out_with_them_does_so_without_but_not_the_other_way_round_nor_for_the_host_s_sake() -> None:
-    space = space_of(peak(KEPT) / GIB)
+    space = space_within(peak(KEPT) / GIB)
     assert ruled_out(KEPT, space, [make_record(OFFLOADED, kind="gpu_oom")])
     assert not ruled_out(OFFLOADED, space, [make_record(KEPT, kind="gpu_oom")])
     assert not ruled_out(KEPT, space, [make_record(OFFLOADED, kind="host_oom")])
@@ -88,5 +80,5 @@ def test_where_they_save_little_they_are_tried_only_if_nothing_else_makes_it_fit
     short = replace(LONG, seq_len=8192)
     kept, offloaded = peak(KEPT, short) / GIB, peak(OFFLOADED, short) / GIB
     assert kept - offloaded < 0.1 * kept
-    assert offloading(space_of((kept + offloaded) / 2, workload=short)) == [OFFLOADED.key]
-    assert not offloading(space_of(kept, workload=short))
+    assert offloading(space_within((kept + offloaded) / 2, workload=short)) == [OFFLOADED.key]
+    assert not offloading(space_within(kept, workload=short))

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
-from helpers import bundled_workload
+from helpers import bundled_workload, machine_with
 from helpers.searches import fitting, make_space
 
 from ladder.backends.base import Device
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
-from ladder.machine.described import Machine
 from ladder.search.auto import auto
 from ladder.search.policy import Measure, walk
 from ladder.search.space import Space, of_main_backend
@@ -60,7 +59,7 @@ class Bench:
         self.operators = Operators(["shm_comm"], "adamw", {}, self.loaded.extend, ignore, lambda: cancelled)
 
     def building(self, space: Space, aside: Space, *, device: Device = "cuda") -> Building:
-        machine = Machine(device=device, world_size=space.world_size, memory_limit=GIB, host_memory=GIB, num_cores=8)
+        machine = machine_with(space.world_size, device)
         return Building(operators=self.operators, machine=machine, space=space, aside=aside)
 
 
@@ -87,8 +86,7 @@ def test_an_operator_that_cannot_be_built_costs_its_rungs(monkeypatch: pytest.Mo
         OperatorMissingError, match="cpu_adam operator cannot be built: there is no compiler"
     ) as missing:
         bench.operators.need(OFFLOADED)
-    machine = Machine(device="cuda", world_size=4, memory_limit=GIB, host_memory=GIB, num_cores=8)
-    found = without_operator(machine, [ON_GPU, OFFLOADED], bundled_workload("tiny-llama"), missing.value)
+    found = without_operator(machine_with(4), [ON_GPU, OFFLOADED], bundled_workload("tiny-llama"), missing.value)
     assert found.unsupported == {"zero2+opt-cpu": str(missing.value)}
 
 

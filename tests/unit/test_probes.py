@@ -8,11 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers import (
-    bundled_workload,
-    make_measurement,
-    make_record,
-)
+from helpers import bundled_workload, make_measurement, make_record
+from helpers.searches import make_space
 
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -39,17 +36,15 @@ def space_of(**changes: object) -> Space:
     """Llama-2-7B on four GH200 that are held to 40 GiB, without NVMe, whose engines are doubted more than an H200's."""
     settings: dict[str, Any] = {
         "workload": SEVEN_BILLION,
-        "world_size": 4,
-        "device": "cuda",
         "memory_limit": 40 * GIB,
         "host_memory": 480 * GIB,
-        "engines": tuple(Engine(rung) for rung in RUNGS if rung.documented and "nvme" not in rung.devices),
         "micro_batches": (1, 2, 4, 8, 16, 32),
         "gpu_name": "NVIDIA GH200",
         "num_cores": 41,
         "probe_layers": 4,
     }
-    return Space(**settings | changes)
+    rungs = (rung.name for rung in RUNGS if rung.documented and "nvme" not in rung.devices)
+    return make_space(*rungs, **settings | changes)
 
 
 def candidate(space: Space, rung: str, micro_batch: int, checkpointing: bool = True) -> Candidate:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.searches import space_of
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.candidates import Candidate, Engine
 from ladder.search.memory import expected_peak, predict_memory
-from ladder.search.space import Space
 from ladder.techniques.keys import candidate_of, engine_named
 from ladder.techniques.ulysses import ULYSSES
 from ladder.units import GIB
@@ -58,15 +58,7 @@ def test_sequences_are_shared_where_heads_divide_and_attention_sees_all_of_them(
 
 
 def sharing(engines: list[Engine], limit: int, workload: Workload = LLAMA, world_size: int = 8) -> list[Engine]:
-    space = Space(
-        workload=workload,
-        world_size=world_size,
-        device="cuda",
-        memory_limit=limit,
-        host_memory=1024 * GIB,
-        engines=tuple(engines),
-        micro_batches=(1,),
-    )
+    space = space_of(*engines, workload=workload, world_size=world_size, memory_limit=limit, micro_batches=(1,))
     return ULYSSES.engines(space, space.engines, space.predicted_peak)
 
 

@@ -35,7 +35,7 @@ from ladder.tuning.comparisons import Agreements, Comparisons
 from ladder.tuning.parity import compare
 from ladder.tuning.problem import micro_batches_of, run_fingerprint
 from ladder.tuning.tune_events import Note, TuneEvent
-from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.tuning.tuner import TuneResult
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload()
@@ -361,18 +361,8 @@ def test_losses_are_held_against_those_of_the_plain_rung_with_the_same_states(tm
         return 5.0 if "states" not in candidate.key else 8.0 if spec.proof else 4.0
 
     launcher = Pretender(seconds, losing(lambda key: [9.0, 6.0] if "states" in key else [9.0, 5.0]))
-    space, _ = space_on(WORKLOAD, TWO_RANKS, [RUNGS_BY_NAME["zero2"]], (1,), techniques=[BF16_STATES])
-    with History(tmp_path / "run", "abc", {}) as history:
-        tuner = Tuner(
-            workload=WORKLOAD,
-            machine=TWO_RANKS,
-            space=space,
-            unsupported={},
-            history=history,
-            launcher=launcher,
-            comparisons=Comparisons(),
-        )
-        result = tuner.tune(exhaustive)
+    zero2: dict[str, Any] = {"rungs": [RUNGS_BY_NAME["zero2"]], "micro_batches": (1,), "techniques": [BF16_STATES]}
+    result = tune(tmp_path / "run", launcher, comparisons=Comparisons(), **zero2)
     assert answer_of(result).candidate_key.startswith("zero2 ")
     assert {engine_in(spec.candidates[0].key).key for spec in launcher.specs if spec.parity} == {
         "zero1",
