@@ -98,22 +98,12 @@ def tiny_trial(
     **changes: Any,
 ) -> TrialSpec:
     """A real trial of a two-layer Llama on CPU ranks, one candidate for each micro-batch."""
-    workload = Workload(
-        model=TINY,
-        task="causal-lm",
-        seq_len=64,
-        global_batch_size=ranks * accumulation,
-    )
+    workload = Workload(model=TINY, task="causal-lm", seq_len=64, global_batch_size=ranks * accumulation)
     candidates = [make_candidate(rung, micro_batch=size, accumulation=accumulation) for size in micro_batches]
     engine = candidates[0].engine.having(technique) if technique is not None else candidates[0].engine
     backend = backend_of(engine.rung)
     config = backend.configuration(
-        workload,
-        engine,
-        micro_batch=micro_batches[0],
-        accumulation=accumulation,
-        world_size=ranks,
-        nvme_path=None,
+        workload, engine, micro_batch=micro_batches[0], accumulation=accumulation, world_size=ranks, nvme_path=None
     )
     return TrialSpec(
         trial=folder.name,

@@ -11,16 +11,18 @@ import pytest
 from helpers import as_a_rank_sees, bundled_workload
 
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.errors import UsageError
 from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge, trial_seconds
 from ladder.launch.base import Deadlines
 from ladder.machine.machine_speed import peak_flops
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
+from ladder.tuning.trial_request import trial_spec
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
@@ -37,23 +39,9 @@ def make_trial(
     candidates = [Candidate(engine, True, size, 16 // size) for size in sizes or (1, 2)]
     nvme = Path("/simulated") if "nvme" in engine.rung.devices else None
     config = deepspeed_config(workload, engine, micro_batch=1, accumulation=2, world_size=world_size, nvme_path=nvme)
-    spec = TrialSpec(
-        trial="0001",
-        folder="/nowhere",
-        device="cuda",
-        world_size=world_size,
-        model_config_json=dict(workload.model.config),
-        task="causal-lm",
-        seq_len=workload.seq_len,
-        optimizer="adamw",
-        dtype="bf16",
-        backend_module=backend_of(engine.rung).rank_module,
-        deepspeed=config,
-        candidates=tuple(map(as_a_rank_sees, candidates)),
-        memory_limit=memory,
-        **changes,
-    )
-    return spec, candidates
+    seen, machine = [as_a_rank_sees(each) for each in candidates], A100.machine(world_size)
+    spec = trial_spec("0001", Path("/nowhere"), workload, machine, engine, config, seen, steps=StepPolicy())
+    return dataclasses.replace(spec, memory_limit=memory, **changes), candidates
 
 
 def run(spec: TrialSpec, machine: SimulatedMachine = A100) -> TrialRun:
@@ -142,11 +130,3 @@ def test_the_time_budget_ends_a_trial_between_candidates():
     ran = launcher.run(spec, Deadlines(), lambda rank, event: None)
     assert 0 < len(of_kind(ran.events[0], MeasuredEvent)) < 3
     assert isinstance(ran.events[0][-1], DoneEvent)
-
-
-def test_a_cancelled_trial_says_so():
-    spec, _ = make_trial()
-    ran = SimulatedLauncher(A100, cancelled=lambda: True).run(spec, Deadlines(), lambda rank, event: None)
-    assert ran.stop is not None
-    assert ran.stop.kind == "cancelled"
-    assert ran.killed == frozenset(range(4))

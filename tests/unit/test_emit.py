@@ -137,17 +137,10 @@ def test_a_file_changed_by_hand_is_refused(written: Path, section: str | None, k
         load_best_config(written)
 
 
-def test_a_newer_schema_asks_for_a_newer_ladder(written: Path) -> None:
-    document = json.loads(written.read_text())
-    document["ladder"]["schema_version"] = 2
-    written.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match=r"newer ladder \(schema 2, but this version reads up to 1\)"):
-        load_best_config(written)
-
-
 @pytest.mark.parametrize(
     ("where", "value"),
     [
+        (("schema_version",), 2),
         (("rung",), "zero9"),
         (("engine",), "zero3+superglue"),
         (("checkpoint_every",), 4),
@@ -168,7 +161,8 @@ def test_what_this_version_does_not_try_asks_for_a_newer_ladder(
     section[name] = value
     document["ladder"]["digest"] = config_module._digest(document)
     written.write_text(json.dumps(document))
-    with pytest.raises(UsageError, match="was written by a newer ladder"):
+    schema = r" \(schema 2, but this version reads up to 1\)" if name == "schema_version" else ""
+    with pytest.raises(UsageError, match=f"was written by a newer ladder{schema}"):
         load_best_config(written)
 
 
@@ -324,11 +318,13 @@ def test_a_user_s_own_size_of_onednn_s_cache_stays_in_trials_and_in_the_answer(
     assert {key: value for key, value in emitted.items() if key.endswith("CACHE_CAPACITY")} == {name: "7"}
 
 
-def test_a_line_break_in_a_name_stays_inside_the_comment(tmp_path: Path) -> None:
-    hostile = answer(shape={"name": "a\nexit 9\nb"}, gpu_name="c\nexit 9")
+def test_a_line_break_in_a_name_or_a_warning_stays_inside_the_comment(tmp_path: Path) -> None:
+    warnings = ("simulated on paper\nrm -rf /", "thin headroom")
+    hostile = answer(shape={"name": "a\nexit 9\nb"}, gpu_name="c\nexit 9", warnings=warnings)
     script = launch_script(hostile, OutputPaths.beside(tmp_path / "d\nexit 9\n" / "best_config.json"))
     commands = [line for line in script.split("set -euo pipefail")[0].split("\n") if line and line[0] != "#"]
     assert commands == []
+    assert "\n# Warning: simulated on paper\n# rm -rf /.\n# Warning: thin headroom.\n" in script
 
 
 AT_ONCE = Candidate(Engine(RUNGS_BY_NAME["zero3"]), checkpoint_every=1, micro_batch=8, accumulation=1)
@@ -358,13 +354,6 @@ def test_the_launch_script_says_what_a_script_has_to_do_for_this_answer_and_for_
     paths = OutputPaths.beside(Path("c.json"))
     assert said in launch_script(of, paths)
     assert not_of is None or said not in launch_script(not_of, paths)
-
-
-def test_the_launch_script_repeats_every_warning_as_a_comment() -> None:
-    text = launch_script(
-        answer(warnings=("simulated on paper\nrm -rf /", "thin headroom")), OutputPaths.beside(Path("a.json"))
-    )
-    assert "\n# Warning: simulated on paper\n# rm -rf /.\n# Warning: thin headroom.\n" in text
 
 
 # Writing

@@ -72,12 +72,9 @@ def change_run_attribute(folder: Path, name: str, value: Any) -> None:
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_records_survive_reopening_to_the_last_field(copied: Path) -> None:
-    assert records_in(copied) == RECORDS
-
-
-def test_where_the_time_of_each_trial_went_survives_also_of_trials_that_leave_no_record(copied: Path) -> None:
+def test_records_and_where_the_time_went_survive_reopening_also_of_trials_that_leave_no_record(copied: Path) -> None:
     with opened(copied) as history:
+        assert history.records == RECORDS
         took = {"start": 0.5, "measure": 2.0}
         assert history.trial_seconds(history.records) == {"0001": took, "0002": took}
         history.note_seconds("0004", {"start": 1.0})

@@ -29,7 +29,7 @@ EVERY_RUNG = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 
 @pytest.fixture
 def space() -> Space:
-    return make_space("zero3+opt-cpu", "zero2", micro_batches=(1, 2, 4), gpu_name=None, num_cores=1)
+    return make_space("zero3+opt-cpu", "zero2", micro_batches=(1, 2, 4), gpu_name=None, num_cores=16)
 
 
 def measured(candidate: Candidate, speed: float, trial: str = "0001", spread: float = 0.001) -> Record:

@@ -122,10 +122,10 @@ def test_only_a_limit_that_is_below_the_whole_device_is_one() -> None:
 @pytest.mark.parametrize(
     ("texts", "expected"),
     [
-        (["max\n", f"{8 * GIB}\n"], 8 * GIB),
-        ([f"{8 * GIB}\n", f"{6 * GIB}\n"], 6 * GIB),
-        (["9223372036854771712\n"], None),  # what version 1 writes where there is no limit
-        (["max\n"], None),
+        (["max", f"{8 * GIB}"], 8 * GIB),
+        ([f"{8 * GIB}", f"{6 * GIB}"], 6 * GIB),
+        (["9223372036854771712"], None),  # what version 1 writes where there is no limit
+        (["max"], None),
         ([], None),
         (["nonsense"], None),
     ],
@@ -133,13 +133,8 @@ def test_only_a_limit_that_is_below_the_whole_device_is_one() -> None:
 def test_host_memory_is_the_tightest_cgroup_limit_or_all_there_is(
     texts: list[str], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = tmp_path / "root"  # it has no limit, and what lies above is not read
-    (tmp_path / "memory.max").write_text("1")
-    folders = [root, root / "outer", root / "outer" / "inner"]
-    folders[-1].mkdir(parents=True)
-    for folder, text in zip(reversed(folders), texts, strict=False):
-        (folder / "memory.max").write_text(text)
-    monkeypatch.setattr(host, "memory_cgroups", lambda: [host.Cgroup(folders[-1], root, v2=True)])
+    (tmp_path / "memory.max").write_text("1")  # what lies above the root is not read
+    in_cgroup([{"memory.max": text} for text in texts], True, tmp_path / "root", monkeypatch, of="memory")
     assert host.host_memory() == (expected or psutil.virtual_memory().total)
 
 
@@ -151,14 +146,16 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(CORES)))
 
 
-def in_cgroup(texts: list[dict[str, str]], v2: bool, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_cgroup(
+    texts: list[dict[str, str]], v2: bool, root: Path, monkeypatch: pytest.MonkeyPatch, of: str = "cpu"
+) -> None:
     """Put this process into the innermost of three nested cgroups, which hold `texts` by file name, inside first."""
     folders = [root / "outer" / "inner", root / "outer", root]
     folders[0].mkdir(parents=True)
     for folder, files in zip(folders, texts, strict=False):
         for name, text in files.items():
             (folder / name).write_text(f"{text}\n")
-    monkeypatch.setattr(host, "cpu_cgroups", lambda: [host.Cgroup(folders[0], root, v2=v2)])
+    monkeypatch.setattr(host, f"{of}_cgroups", lambda: [host.Cgroup(folders[0], root, v2=v2)])
 
 
 @pytest.mark.usefixtures("sixteen_cores", "no_gpus")

@@ -19,16 +19,6 @@ from ladder.tuning.verified import Verification
 from ladder.units import GIB, MIB
 
 
-def test_a_file_that_is_no_promise_is_refused_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(tmp_path / "best_config.json")]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "does not exist" in printed.err
-    assert printed.err.count("\n") == 1
-
-
 def test_gpus_that_are_not_here_are_said_before_any_trial(
     simulated_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

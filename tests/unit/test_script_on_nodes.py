@@ -16,16 +16,12 @@ from ladder.tuning.script_run import meeting, require_nodes
 ANSWER = Path("best_config.json")
 
 
-def test_a_copy_that_knows_no_first_node_is_told_what_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_on_several_nodes_have_to_know_the_first_and_do_not_step_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(UsageError, match=r"start best_config\.launch\.sh on each of them"):
         require_nodes(ANSWER, 2, RunOptions())
     monkeypatch.setenv("MASTER_ADDR", "node1")
     require_nodes(ANSWER, 2, RunOptions())
-
-
-def test_copies_on_several_nodes_do_not_step_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "node1")
     with pytest.raises(UsageError, match="--step-down is for one node"):
         require_nodes(ANSWER, 2, RunOptions(step_down=True))
 

@@ -10,7 +10,6 @@ from helpers.scripts import make_script, script_workload
 from helpers.searches import fitting, make_space, out_of_memory
 from helpers.values import make_measurement
 
-from ladder.candidates import Candidate
 from ladder.events.outcome import Outcome, Record
 from ladder.search.decisions import Measure, Prove, Stop
 from ladder.search.ledger import ledger
@@ -47,12 +46,11 @@ def test_running_out_while_gradients_accumulate_says_nothing_about_what_does_not
 
 def test_what_ran_out_late_and_in_pieces_speaks_for_nobody_and_alone_it_does():
     space, fits = make_space("zero2"), make_record(make_candidate("zero2", micro_batch=1, accumulation=16))
-    in_pieces = Outcome(kind="gpu_oom", moment="forward", sentence="no", bytes_asked=2 * GIB, bytes_free=3 * GIB)
-    late, alone = (make_record(SMALL, "gpu_oom", trial=trial, outcome=in_pieces) for trial in (fits.trial, "0002"))
+    late, alone = (make_record(SMALL, "gpu_oom", trial=trial, outcome=IN_PIECES) for trial in (fits.trial, "0002"))
     assert ruled_out(LARGE, space, [fits, late]) is None
     assert ruled_out(LARGE, space, [fits, alone]) is not None
     assert ruled_out(LARGE, space, [fits, late, alone]) is not None
-    assert ruled_out(LARGE, space, [fits, replace(late, outcome=replace(in_pieces, bytes_free=GIB))]) is not None
+    assert ruled_out(LARGE, space, [fits, replace(late, outcome=replace(IN_PIECES, bytes_free=GIB))]) is not None
 
 
 def test_an_engine_that_did_not_start_rules_out_all_its_candidates():
@@ -180,26 +178,23 @@ def test_a_sweep_ends_with_second_chances():
     assert isinstance(exhaustive(SPACE, [*records, late("0003")]), Stop)
 
 
-def ran_out(share: float, candidate: Candidate = SMALLEST, trial: str = "0001") -> Record:
-    """`candidate` lacked this share of the limit."""
+def ran_out(share: float) -> Record:
+    """The smallest candidate lacked this share of the limit."""
     lacked = int(share * SPACE.memory_limit)
     outcome = Outcome(kind="gpu_oom", moment="backward", sentence="no", bytes_asked=GIB + lacked, bytes_free=GIB)
-    return make_record(candidate, "gpu_oom", trial=trial, outcome=outcome)
+    return make_record(SMALLEST, "gpu_oom", outcome=outcome)
 
 
-def beside(*records: Record) -> Measure | None:
-    """The second chance after `records` and a slow candidate of another engine."""
-    return second_chance(BOTH, [fitting(BOTH, SLOW, slower=4.0, trial="0000"), *records])
+def beside(record: Record) -> Measure | None:
+    """The second chance after `record` and a slow candidate of another engine."""
+    return second_chance(BOTH, [fitting(BOTH, SLOW, slower=4.0, trial="0000"), record])
 
 
-def test_a_larger_micro_batch_is_tried_where_a_smaller_one_lacked_next_to_nothing():
+def test_a_larger_micro_batch_is_tried_where_a_smaller_one_lacked_no_more_than_fragments():
+    assert beside(ran_out(0.05)) is None
     decision = beside(ran_out(0.001))
     assert isinstance(decision, Measure)
     (larger,) = decision.candidates
     assert larger.engine == SMALLEST.engine
     assert larger.checkpointing == SMALLEST.checkpointing
     assert larger.micro_batch > SMALLEST.micro_batch
-
-
-def test_it_is_not_where_the_smaller_one_lacked_more_than_fragments():
-    assert beside(ran_out(0.05)) is None

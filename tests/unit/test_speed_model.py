@@ -32,8 +32,10 @@ def candidate(rung: str, micro_batch: int = 1, checkpointing: bool = True, accum
     return Candidate(Engine(RUNGS_BY_NAME[rung]), checkpointing, micro_batch, accumulation)
 
 
-def predict(workload: Workload, tried: Candidate, known: SpeedCalibration | None = None) -> SpeedPrediction:
-    return predict_speed(workload, tried, world_size=4, machine=H200, calibration=known)
+def predict(
+    workload: Workload, tried: Candidate, known: SpeedCalibration | None = None, machine: MachineSpeed = H200
+) -> SpeedPrediction:
+    return predict_speed(workload, tried, world_size=4, machine=machine, calibration=known)
 
 
 def learn(points: Sequence) -> SpeedCalibration:
@@ -170,21 +172,15 @@ def test_a_machine_unlike_its_data_sheet_is_doubted_in_everything(timed):
 # What the prior of speed is made of: a slower link or bus slows down the steps that use it, and no others.
 
 SHAPES = Path(__file__).parents[2] / "benchmarks/models"
-MACHINE = machine_speed("NVIDIA H200", "cuda", 4, 64)
-SLOW_LINK = replace(MACHINE, link_bytes=MACHINE.link_bytes / 2)
-SLOW_BUS = replace(MACHINE, pcie_bytes=MACHINE.pcie_bytes / 10)
-
-
-def predict_on(workload: Workload, rung: str, machine: MachineSpeed = MACHINE) -> SpeedPrediction:
-    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, 4)
-    return predict_speed(workload, candidate, world_size=4, machine=machine)
+SLOW_LINK = replace(H200, link_bytes=H200.link_bytes / 2)
+SLOW_BUS = replace(H200, pcie_bytes=H200.pcie_bytes / 10)
 
 
 @pytest.mark.parametrize(("rung", "in_every_micro_step"), [("zero0", False), ("zero2", True)])
 def test_stage_0_reduces_all_gradients_once_in_an_optimizer_step_and_stage_2_in_every_micro_step(
     rung: str, in_every_micro_step: bool, llama_like: Build
 ) -> None:
-    fast, slow = (predict_on(llama_like(8), rung, machine) for machine in (MACHINE, SLOW_LINK))
+    fast, slow = (predict(llama_like(8), candidate(rung), machine=machine) for machine in (H200, SLOW_LINK))
     assert (slow.accumulate_seconds > fast.accumulate_seconds) is in_every_micro_step
     assert slow.boundary_seconds > fast.boundary_seconds
 
@@ -195,14 +191,14 @@ def test_stage_0_reduces_all_gradients_once_in_an_optimizer_step_and_stage_2_in_
 def test_offloaded_gradients_cross_the_bus_in_every_micro_step_from_stage_2_on_and_once_at_stage_1(
     rung: str, in_every_micro_step: bool, llama_like: Build
 ) -> None:
-    fast, slow = (predict_on(llama_like(8), rung, machine) for machine in (MACHINE, SLOW_BUS))
+    fast, slow = (predict(llama_like(8), candidate(rung), machine=machine) for machine in (H200, SLOW_BUS))
     assert (slow.accumulate_seconds > fast.accumulate_seconds) is in_every_micro_step
     assert slow.boundary_seconds > fast.boundary_seconds
 
 
 def test_parameters_on_nvme_are_read_in_every_pass_and_those_on_the_host_may_stay_live(llama_like: Build) -> None:
     def fetching(rung: str, every: int) -> float:
-        return step_terms(llama_like(), Candidate(Engine(RUNGS_BY_NAME[rung]), every, 1, 4), 4, MACHINE).gather
+        return step_terms(llama_like(), Candidate(Engine(RUNGS_BY_NAME[rung]), every, 1, 4), 4, H200).gather
 
     on_drive, on_host = "zero3+param-nvme+opt-nvme", "zero3+param-cpu"
     assert 1.2 * fetching(on_drive, 0) < fetching(on_drive, 2) < fetching(on_drive, 1)
@@ -263,7 +259,7 @@ def test_micro_steps_of_other_families_are_predicted_within_a_seventh(
 def test_experts_under_autocast_are_computed_in_fp32() -> None:
     experts = bundled_workload(str(SHAPES / "mixture-of-experts-3b.json"))
     ddp, fsdp2 = (
-        plain_terms(experts, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1, MACHINE) for rung in ("ddp", "fsdp2")
+        plain_terms(experts, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1, H200) for rung in ("ddp", "fsdp2")
     )
     assert ddp.compute > 2 * fsdp2.compute
 

@@ -77,16 +77,7 @@ def test_a_candidate_s_key_and_the_answer_say_what_is_checkpointed_and_by_which_
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "zero9+liger",
-        "zero3+hpz",
-        "zero3+hpz=1",
-        "zero3+hpz=x",
-        "zero3+hpz=08",
-        "zero3+liger=8",
-        "zero3+liger=",
-        "zero3+x",
-    ],
+    ["zero9+liger", *(f"zero3+{each}" for each in ("hpz", "hpz=1", "hpz=x", "hpz=08", "liger=8", "liger=", "x"))],
 )
 def test_what_is_no_engine_is_none(name: str) -> None:
     with pytest.raises(KeyError):

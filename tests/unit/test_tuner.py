@@ -473,16 +473,8 @@ def test_where_no_failure_was_for_memory_no_memory_is_recommended(
 
 
 def without_answer(space: Space, record: Record) -> TuneResult:
-    return TuneResult(
-        space=space,
-        unsupported={},
-        records=[record],
-        answer=None,
-        best_so_far=None,
-        stopped="",
-        cancelled=False,
-        seconds=1.0,
-    )
+    nothing: dict[str, Any] = {"unsupported": {}, "answer": None, "best_so_far": None, "stopped": ""}
+    return TuneResult(space=space, records=[record], cancelled=False, seconds=1.0, **nothing)
 
 
 @pytest.mark.parametrize("moment", ["model", "warmup"])

@@ -29,13 +29,10 @@ def test_a_size_is_read_with_or_without_space_and_in_any_case(text: str, size: i
 @pytest.mark.parametrize(
     "text", ["", "GiB", "-1GiB", "0B", "0.1B", "1e9", "nan", "inf", "40 GiB each", "40Gib/s", "1,5GiB"]
 )
-def test_what_is_no_size_above_zero_is_refused_and_quoted(text: str) -> None:
+def test_what_is_no_size_above_zero_is_refused_and_quoted_and_a_number_alone_as_it_may_mean_gib(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size") as refusal:
         parse_bytes(text)
     assert repr(text) in str(refusal.value)
-
-
-def test_a_number_without_a_unit_is_refused_as_it_may_mean_gib() -> None:
     with pytest.raises(ValueError, match="'40' has no unit; write it like 40GiB"):
         parse_bytes("40")
 
