@@ -295,17 +295,9 @@ def test_the_yaml_only_refers_to_the_configuration(rung: str, sharded: bool) -> 
 
 
 def test_the_environment_gives_a_rank_the_threads_and_the_allocator_it_was_measured_with() -> None:
-    assert launch_environment(answer()) == {
-        "OMP_NUM_THREADS": "4",
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    }
-    assert launch_environment(answer(device="cpu")) == {
-        "OMP_NUM_THREADS": "4",
-        "DS_ACCELERATOR": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-        **MALLOC_OF_A_CPU_RANK,
-    }
+    assert launch_environment(answer()) == {"OMP_NUM_THREADS": "4", **answer().allocator}
+    on_cpu = {"OMP_NUM_THREADS": "4", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    assert launch_environment(answer(device="cpu")) == on_cpu | environment_of_a_cpu_rank({})
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"])

@@ -59,19 +59,6 @@ def copied(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "run"))
 
 
-def change_run_attribute(folder: Path, name: str, value: Any) -> None:
-    """Rewrites what the study says of its run as another version of ladder would have written it."""
-    journal = folder / "journal.log"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    (run,) = [line["user_attr"]["run"] for line in lines if "run" in line.get("user_attr", {})]
-    run[name] = value
-    last = 0
-    for line in lines:
-        del line[_CHECKSUM]
-        line[_CHECKSUM] = last = _checksum(line, last)
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def test_records_and_where_the_time_went_survive_reopening_also_of_trials_that_leave_no_record(copied: Path) -> None:
     with opened(copied) as history:
         assert history.records == RECORDS
@@ -110,7 +97,15 @@ def test_another_fingerprint_is_refused_naming_what_differs(copied: Path) -> Non
 
 
 def test_a_newer_schema_is_refused(copied: Path) -> None:
-    change_run_attribute(copied, "schema_version", SCHEMA_VERSION + 1)
+    journal = copied / "journal.log"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    (run,) = [line["user_attr"]["run"] for line in lines if "run" in line.get("user_attr", {})]
+    run["schema_version"] = SCHEMA_VERSION + 1
+    last = 0
+    for line in lines:
+        del line[_CHECKSUM]
+        line[_CHECKSUM] = last = _checksum(line, last)
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UsageError, match="newer ladder"):
         opened(copied)
 

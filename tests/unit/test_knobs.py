@@ -128,13 +128,9 @@ def test_a_setting_is_kept_only_when_its_gain_is_more_than_noise(space, speed, s
 IN_DOUBT = make_candidate("zero1", micro_batch=4, accumulation=2)
 
 
-def of_small_model(space: Space) -> Space:
-    small = bundled_workload("opt-125m", seq_len=512, global_batch_size=32)
-    return replace(space, workload=small, engines=(IN_DOUBT.engine,), micro_batches=(4,))
-
-
 def test_without_a_number_the_winner_is_tried_once_without_overlap_and_nothing_else_is(space):
-    space = of_small_model(space)
+    small = bundled_workload("opt-125m", seq_len=512, global_batch_size=32)
+    space = replace(space, workload=small, engines=(IN_DOUBT.engine,), micro_batches=(4,))
     records = [measured(IN_DOUBT, 100.0)]
     asked = next_knobs(space, records, None)
     assert isinstance(asked, Measure)

@@ -17,23 +17,10 @@ from helpers.searches import BILLION, fitting, space_of
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.machine.described import Machine
-from ladder.machine.known_machine import (
-    facts_of,
-    facts_of_nodes,
-    file_of,
-    keep_known,
-    measured,
-    read_known,
-)
+from ladder.machine.known_machine import facts_of, facts_of_nodes, file_of, keep_known, measured, read_known
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.machine.rates import Found, rates_of, slowest
-from ladder.search.speed import (
-    SpeedObservation,
-    SpeedPrediction,
-    calibrate_speed,
-    lessons,
-    predict_speed,
-)
+from ladder.search.speed import SpeedObservation, calibrate_speed, lessons, predict_speed
 from ladder.tuning.known import learn, with_known
 from ladder.tuning.tune_events import Note
 from ladder.units import GIB
@@ -172,11 +159,8 @@ def test_a_measurement_moves_the_speed_and_leaves_less_doubt_unless_it_is_far_of
 
 
 def step_seconds(learned: dict[str, tuple[float, float]]) -> float:
-    return prediction(learned).accumulate_seconds
-
-
-def prediction(learned: dict[str, tuple[float, float]]) -> SpeedPrediction:
-    return predict_speed(BILLION, ZERO2, world_size=2, machine=known_speed(H200, {}, learned))
+    machine = known_speed(H200, {}, learned)
+    return predict_speed(BILLION, ZERO2, world_size=2, machine=machine).accumulate_seconds
 
 
 def test_what_one_tune_taught_moves_the_predictions_of_the_next() -> None:

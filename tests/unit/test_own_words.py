@@ -17,7 +17,7 @@ from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.errors import UsageError
 from ladder.tuning.own_words import in_own_words
-from ladder.workload.script import OwnEngine, Script, ScriptFacts
+from ladder.workload.script import OwnEngine, Script
 
 OWN: dict[str, Any] = {
     "engine": OwnEngine(),
@@ -43,25 +43,20 @@ def answer_with(**facts: Any) -> Answer:
     return replace(found, workload=script_workload(script, global_batch_size=batch))
 
 
-def seen_by(answer: Answer, **facts: Any) -> ScriptFacts:
-    """What a second look sees if the script takes all that it is told."""
+def words_of(answer: Answer, paths: OutputPaths, **facts: Any) -> tuple[tuple[str, ...] | None, list[str], list[Any]]:
+    """The words, what was said, and the commands that were looked at: scripts that take all but `facts` as told."""
+    said, looked = list[str](), list[Any]()
     candidate = answer.candidate
     told: dict[str, Any] = {
         "micro_batch": candidate.micro_batch,
         "accumulation": candidate.accumulation,
         "engine": OwnEngine(candidate.engine.rung.stage, checkpointing=candidate.gradient_checkpointing),
     }
-    assert answer.workload.script is not None
-    return replace(answer.workload.script.facts, **told | facts)
-
-
-def words_of(answer: Answer, paths: OutputPaths, **facts: Any) -> tuple[tuple[str, ...] | None, list[str], list[Any]]:
-    """The words, what was said, and the commands that were looked at."""
-    said, looked = list[str](), list[Any]()
 
     def look(command: Sequence[str]) -> Script:
         looked.append(command)
-        return Script(command=tuple(command), facts=seen_by(answer, **facts))
+        assert answer.workload.script is not None
+        return Script(command=tuple(command), facts=replace(answer.workload.script.facts, **told | facts))
 
     return in_own_words(answer, paths, look, said.append), said, looked
 

@@ -32,16 +32,8 @@ def ended(*last: Event, device: Device = "cuda", **facts: Any) -> TrialRun:
 
 def failed(kind: OutcomeKind = "gpu_oom", lacking: int | None = GIB, *, consequence: bool = False) -> FailedEvent:
     asked, free = (None, None) if lacking is None else (lacking + MIB, MIB)
-    return FailedEvent(
-        t=1.0,
-        candidate=None,
-        outcome=kind,
-        moment="backward",
-        message="",
-        bytes_asked=asked,
-        bytes_free=free,
-        consequence=consequence,
-    )
+    event = FailedEvent(t=1.0, candidate=None, outcome=kind, moment="backward", message="", consequence=consequence)
+    return replace(event, bytes_asked=asked, bytes_free=free)
 
 
 DONE = DoneEvent(t=1.0)
@@ -147,18 +139,10 @@ def test_only_where_a_gpu_rests_during_the_optimizer_do_timed_steps_accumulate_l
 
 
 def asked_for(rung: str, device: str, **changes: Any) -> TrialSpec:
-    candidate = make_candidate(rung)
-    return trial_spec(
-        "0001",
-        Path("/run/trials/0001"),
-        bundled_workload(),
-        machine_with(2, device),
-        candidate.engine,
-        {},
-        [as_a_rank_sees(candidate)],
-        steps=StepPolicy(),
-        **changes,
-    )
+    candidate, machine, folder = make_candidate(rung), machine_with(2, device), Path("/run/trials/0001")
+    seen = [as_a_rank_sees(candidate)]
+    workload, steps = bundled_workload(), StepPolicy()
+    return trial_spec(folder.name, folder, workload, machine, candidate.engine, {}, seen, steps=steps, **changes)
 
 
 # How long a trial waits for its ranks and for a drive: the larger the model, the longer.

@@ -205,13 +205,6 @@ def test_a_winner_whose_first_proof_was_disturbed_is_the_answer_at_the_speed_of_
     assert disturbed.proofs == [usual.candidate_key] * 2
 
 
-def test_a_finished_tune_started_again_runs_no_trial(tmp_path: Path) -> None:
-    first = tune(tmp_path / "run", Pretender(larger_is_faster))
-    launcher = Pretender(larger_is_faster)
-    assert tune(tmp_path / "run", launcher).answer == first.answer
-    assert launcher.specs == []
-
-
 def test_the_walk_stops_at_the_first_step_that_fits(tmp_path: Path) -> None:
     result = tune(tmp_path / "run", Pretender(larger_is_faster), strategy=walk)
     assert answer_of(result).candidate_key == "zero1 ckpt=off mb=1"
