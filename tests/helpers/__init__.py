@@ -16,6 +16,7 @@ from helpers.values import (
     make_record,
     problem_for,
     space_on,
+    there,
     tiny_trial,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "problem_for",
     "processes_with",
     "space_on",
+    "there",
     "tiny_trial",
     "wait_until",
 ]

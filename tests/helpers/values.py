@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Problem, Rung, Technique
@@ -35,8 +35,15 @@ FOUR_LAYERS_CONFIG: dict[str, Any] = {
 }
 """Of a Llama so large that weights and states, and not the workspace of a library, decide what a rank holds."""
 WORLD_SIZE = 2
+T = TypeVar("T")
 PAPER: dict[str, Any] = {"launcher": "simulated", "machine": "h200", "gpus": 1, "quiet": True}
 """Options of a tune on one H200 on paper."""
+
+
+def there(found: T | None) -> T:
+    """What was found, where something has to be."""
+    assert found is not None
+    return found
 
 
 def bundled_workload(model: str = "tiny-llama", **changes: Any) -> Workload:

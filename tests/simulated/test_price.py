@@ -6,7 +6,7 @@ import math
 import statistics
 from pathlib import Path
 
-from helpers import bundled_workload
+from helpers import bundled_workload, there
 from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.rungs import RUNGS
@@ -42,8 +42,7 @@ def ratio(folder: Path, machine: str, gpus: int, model: str, batch: int, seed: i
         micro_batches=tuple(size for size in (1, 2, 4, 8, 16) if batch // gpus % size == 0),
         clock=launcher.now,
     )
-    said = price(result.space, STRATEGIES["auto"])
-    assert said is not None
+    said = there(price(result.space, STRATEGIES["auto"]))
     return math.log(said.seconds / result.seconds)
 
 

@@ -10,10 +10,10 @@ import sys
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import TypeVar
 
 import pandas as pd
 import pytest
+from helpers import there
 from helpers.tunes import on_paper
 
 from ladder.cli.main import main
@@ -30,8 +30,6 @@ from ladder.report.writing import write_reports
 from ladder.runs.journal import Journal, ReadOnlyJournal
 from ladder.search.belief import believe
 from ladder.units import gib
-
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +49,6 @@ def run(folder: Path) -> ReportedRun:
 @pytest.fixture
 def best(run: ReportedRun) -> Record:
     return there(run.best)
-
-
-def there(found: T | None) -> T:
-    assert found is not None
-    return found
 
 
 def test_a_tune_leaves_its_numbers_its_answer_and_the_report_that_is_made_later(

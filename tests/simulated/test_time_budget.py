@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload
+from helpers import bundled_workload, there
 from helpers.tunes import tune_over
 
 from ladder.backends.deepspeed.rungs import RUNGS
@@ -72,14 +72,12 @@ def test_search_and_proof_end_within_the_budget_and_more_time_is_used(free: Tune
     speeds = []
     for number, budget in enumerate(budgets):
         result = tuned(tmp_path / str(number), budget)
-        assert result.answer is not None
         assert result.seconds <= _OVER * budget
         assert result.out_of_time
         assert "no time is left to try" in result.stopped
-        speeds.append(result.answer.tokens_per_second or 0.0)
-    assert shortest.answer is not None
+        speeds.append(there(result.answer).tokens_per_second or 0.0)
     assert "over the budget, which is too short for a trial and its proof" in shortest.stopped
-    assert speeds[0] >= 0.98 * (shortest.answer.tokens_per_second or 0.0)
+    assert speeds[0] >= 0.98 * (there(shortest.answer).tokens_per_second or 0.0)
     assert speeds[1] >= 0.98 * speeds[0]
 
 
@@ -89,8 +87,7 @@ def test_a_proof_that_fails_at_the_end_is_followed_by_the_next_ones_and_the_over
     result = tuned(tmp_path, 0.6 * free.seconds, launcher=FailsTheFirstProof)
     failed = [each.candidate_key for each in result.records if each.purpose == "proof" and each.outcome.kind != "fits"]
     assert len(failed) == 1
-    assert result.answer is not None
-    assert result.answer.candidate_key not in failed
+    assert there(result.answer).candidate_key not in failed
     assert result.seconds > 0.6 * free.seconds
     assert f"over the budget, as the proof of {failed[0]} failed" in result.stopped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers import make_record
+from helpers import make_record, there
 from helpers.scripts import make_script, script_workload
 from helpers.searches import space_of
 
@@ -68,12 +68,10 @@ def test_the_answer_is_told_by_how_much_it_is_faster_than_the_script_as_it_stand
     speed: float | None, said: str
 ) -> None:
     space = space_with(OwnEngine())
-    assert space.own is not None
-    own = make_record(space.own, "fits" if speed else "gpu_oom", tokens_per_second=speed)
+    own = make_record(there(space.own), "fits" if speed else "gpu_oom", tokens_per_second=speed)
     best = make_record(space.named("zero2 ckpt=off mb=4"), tokens_per_second=100.0, purpose="proof", trial="0002")
     assert said in (compared(space, [own, best], best) or "")
-    plain = plain_as_it_stands(space, [own, best])
-    assert plain is not None
+    plain = there(plain_as_it_stands(space, [own, best]))
     assert (plain["candidate"], plain["tokens_per_second"]) == ("ddp ckpt=off mb=4", speed)
 
 

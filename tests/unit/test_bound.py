@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import make_candidate
+from helpers import make_candidate, there
 from helpers.searches import fitting, make_space
 
 from ladder.candidates import Candidate
@@ -32,9 +32,7 @@ def proof(candidate: Candidate, space: Space = SPACE, rate: float | None = RATE)
 
 def bound_of(candidate: Candidate) -> Bound:
     record = proof(candidate)
-    found = bound(SPACE, [replace(record, purpose="measure"), record], record)
-    assert found is not None
-    return found
+    return there(bound(SPACE, [replace(record, purpose="measure"), record], record))
 
 
 def test_a_step_four_times_as_long_as_its_products_has_a_quarter_of_the_limit_and_parts_that_add_up_to_it() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload
+from helpers import bundled_workload, there
 from helpers.scripts import make_script, script_workload
 from helpers.searches import fitting, make_space, out_of_memory
 
@@ -47,8 +47,7 @@ def record(key: str = KEY, **changes: Any) -> Record:
 
 def test_what_a_tune_measured_is_known_to_tunes_with_another_batch_or_limit() -> None:
     steps().add([record()])
-    seen = record().measurement
-    assert seen is not None
+    seen = there(record().measurement)
     wanted = ((KEY, seen.accumulate_seconds, seen.boundary_seconds),)
     assert steps().read() == wanted
     assert steps(workload=replace(WORKLOAD, global_batch_size=256)).read() == wanted
@@ -138,10 +137,8 @@ def search(space: Space, *, slower: float = 1.0) -> list[Record]:
 
 def test_where_all_is_known_and_the_first_trial_confirms_it_that_is_the_only_one() -> None:
     usual, again = search(SPACE), search(known(SPACE))
-    best, same = fastest(usual), fastest(again)
+    best, same = there(fastest(usual)), there(fastest(again))
     assert len({each.trial for each in again}) == 1 < len({each.trial for each in usual})
-    assert best is not None
-    assert same is not None
     assert same.tokens_per_second == pytest.approx(best.tokens_per_second, rel=0.02)
 
 

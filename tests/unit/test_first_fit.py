@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import make_candidate, make_record
+from helpers import make_candidate, make_record, there
 from helpers.searches import fitting, make_space, out_of_memory
 
 from ladder.report.first_fit import compared, first_fit, times_as_fast
@@ -17,13 +17,10 @@ BEST = make_record(make_candidate("zero3", micro_batch=4), tokens_per_second=20_
 
 
 def test_what_was_never_measured_is_predicted_and_said_to_be():
-    found = first_fit(SPACE, ())
-    assert found is not None
-    assert found.candidate.key == OFFLOADED.key
-    assert found.trial is None
+    found = there(first_fit(SPACE, ()))
+    assert (found.candidate.key, found.trial) == (OFFLOADED.key, None)
     assert found.low < found.tokens_per_second < found.high
-    sentence = compared(SPACE, (), BEST)
-    assert sentence is not None
+    sentence = there(compared(SPACE, (), BEST))
     assert sentence.startswith("About ")
     assert f"times as fast as the documented recipe's first fit ({OFFLOADED.key}: predicted " in sentence
     assert "the steps before it are predicted not to fit" in sentence
@@ -47,17 +44,13 @@ def test_nothing_is_claimed_where_a_trial_was_so_far_off_that_predictions_say_li
 
 def test_the_first_step_that_fits_counts_and_not_a_faster_one_below_it():
     later = replace(fitting(SPACE, make_candidate("zero3", micro_batch=1, accumulation=16)), tokens_per_second=9e9)
-    found = first_fit(SPACE, [later])
-    assert found is not None
-    assert found.candidate.key == OFFLOADED.key
-    found = first_fit(SPACE, [later, out_of_memory(OFFLOADED, "0002")])
-    assert found is not None
+    assert there(first_fit(SPACE, [later])).candidate.key == OFFLOADED.key
+    found = there(first_fit(SPACE, [later, out_of_memory(OFFLOADED, "0002")]))
     assert (found.candidate.engine.key, found.trial) == ("zero3", "0001")
 
 
 def test_an_answer_within_the_range_of_a_predicted_first_fit_is_not_said_to_be_slower_or_faster():
-    found = first_fit(SPACE, ())
-    assert found is not None
+    found = there(first_fit(SPACE, ()))
     for speed in (1.01 * found.low, 0.9 * found.tokens_per_second, 0.99 * found.high):
         assert times_as_fast(found, replace(BEST, tokens_per_second=speed)).startswith("Perhaps as fast as")
     assert " slower " in times_as_fast(found, replace(BEST, tokens_per_second=0.9 * found.low))

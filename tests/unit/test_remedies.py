@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate, make_record
+from helpers import bundled_workload, make_candidate, make_record, there
 from helpers.searches import two_small_gpus
 
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -29,8 +29,7 @@ def fits(space: Space) -> bool:
 
 def test_as_many_gpus_as_are_named_fit_and_half_of_them_do_not() -> None:
     space = two_small_gpus()
-    number = remedies(space).num_gpus
-    assert number is not None
+    number = there(remedies(space).num_gpus)
     assert not fits(space)
     assert fits(replace(space, world_size=number, micro_batches=(1,)))
     assert not fits(replace(space, world_size=number // 2, micro_batches=(1,)))
@@ -38,8 +37,7 @@ def test_as_many_gpus_as_are_named_fit_and_half_of_them_do_not() -> None:
 
 def test_gpus_of_the_size_that_is_named_fit_and_slightly_smaller_ones_are_not_sure_to() -> None:
     space = two_small_gpus()
-    size = remedies(space).gpu_memory
-    assert size is not None
+    size = there(remedies(space).gpu_memory)
     assert fits(replace(space, memory_limit=size))
     assert not fits(replace(space, memory_limit=int(0.9 * size)))
 
@@ -47,9 +45,8 @@ def test_gpus_of_the_size_that_is_named_fit_and_slightly_smaller_ones_are_not_su
 def test_ranks_on_the_cpu_are_given_more_memory_and_no_gpus() -> None:
     space = two_small_gpus(device="cpu")
     found = remedies(space)
-    assert found.gpu_memory is not None
     sentence = found.sentence(on_cpu=True)
-    assert f"--gpu-memory {-(-found.gpu_memory // GIB)}GiB" in sentence
+    assert f"--gpu-memory {-(-there(found.gpu_memory) // GIB)}GiB" in sentence
     assert "GPUs" not in sentence
     assert found.lora is found.qlora is None
 
@@ -58,16 +55,14 @@ def test_a_host_that_is_too_small_for_what_ranks_on_the_cpu_hold_is_named() -> N
     small = two_small_gpus(device="cpu", memory_limit=200 * GIB, host_memory=8 * GIB)
     found = remedies(small)
     assert found.gpu_memory is None
-    assert found.host_memory is not None
-    assert remedies(replace(small, host_memory=found.host_memory)).host_memory is None
+    assert remedies(replace(small, host_memory=there(found.host_memory))).host_memory is None
 
 
 def test_the_sequence_that_is_named_fits_and_one_that_is_a_quarter_longer_does_not() -> None:
     space = two_small_gpus(
         workload=bundled_workload("llama-3.2-1b", seq_len=65536, global_batch_size=128), memory_limit=24 * GIB
     )
-    length = remedies(space).seq_len
-    assert length is not None
+    length = there(remedies(space).seq_len)
     assert fits(replace(space, workload=replace(space.workload, seq_len=length)))
     assert remedies(two_small_gpus(memory_limit=8 * GIB)).seq_len is None, "none is short enough"
     assert not fits(replace(space, workload=replace(space.workload, seq_len=length * 5 // 4)))
@@ -88,13 +83,11 @@ def test_the_nvme_rungs_are_named_only_where_this_machine_lacks_them() -> None:
 def test_adapters_take_the_frozen_weights_and_little_else_and_four_bits_are_named_where_sixteen_are_too_many() -> None:
     weights = 2 * two_small_gpus().workload.model.num_parameters
     found = remedies(two_small_gpus(memory_limit=20 * GIB))
-    assert found.lora is not None
-    assert weights / 2 < found.lora < weights / 2 + 6 * GIB  # stage 3 divides them between two
+    assert weights / 2 < there(found.lora) < weights / 2 + 6 * GIB  # stage 3 divides them between two
     assert found.qlora is None
     found = remedies(two_small_gpus(memory_limit=10 * GIB))
     assert found.lora is None
-    assert found.qlora is not None
-    assert weights / 4 < found.qlora < 10 * GIB
+    assert weights / 4 < there(found.qlora) < 10 * GIB
 
 
 def test_what_trials_have_taught_counts() -> None:
@@ -102,10 +95,7 @@ def test_what_trials_have_taught_counts() -> None:
     before = remedies(space).gpu_memory
     oom = Outcome(kind="gpu_oom", moment="step", sentence="", bytes_asked=80 * GIB, bytes_free=0)
     more = make_record(make_candidate("zero3", accumulation=64), "gpu_oom", outcome=oom)
-    after = remedies(space, [more]).gpu_memory
-    assert before is not None
-    assert after is not None
-    assert after > before
+    assert there(remedies(space, [more]).gpu_memory) > there(before)
 
 
 def test_every_eight_gpus_bring_a_host_and_its_memory() -> None:

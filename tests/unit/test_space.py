@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers import make_candidate, make_record
+from helpers import make_candidate, make_record, there
 from helpers.scripts import make_script, script_workload
 from helpers.searches import fitting, make_space, out_of_memory
 from helpers.values import make_measurement
@@ -122,9 +122,7 @@ def test_liger_s_kernels_that_crashed_in_two_engines_and_never_fitted_are_taken_
         for each in (first, second)
     ]
     assert ruled_out(third, space, crashes[:1]) is None
-    verdict = ruled_out(third, space, crashes)
-    assert verdict is not None
-    assert verdict.reason == "Liger's kernels failed 2 times (crash)"
+    assert there(ruled_out(third, space, crashes)).reason == "Liger's kernels failed 2 times (crash)"
     assert ruled_out(usual, space, crashes) is None
     assert ruled_out(third, space, [*crashes, make_record(replace(first, micro_batch=1, accumulation=16))]) is None
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import make_candidate, make_measurement, make_record, space_on
+from helpers import make_candidate, make_measurement, make_record, space_on, there
 from helpers.answers import answer
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, ZERO1_AND_ZERO2
@@ -85,8 +85,7 @@ def test_with_a_checkpoint_only_what_can_read_it_is_taken(
     checkpoint: bool, rung: str, micro_batch: int, measured: None
 ) -> None:
     plan = plan_on("zero2")
-    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint, "gpu_oom")
-    assert found is not None
+    found = there(smaller(Path("run"), plan, {plan.candidate.key}, checkpoint, "gpu_oom"))
     assert found.candidate == candidate_on(rung, micro_batch)
     assert found.settings.stage == found.config["zero_optimization"]["stage"] == RUNGS_BY_NAME[rung].stage
     batch = found.settings.micro_batch * found.settings.accumulation
@@ -96,8 +95,7 @@ def test_with_a_checkpoint_only_what_can_read_it_is_taken(
 @pytest.mark.parametrize("limit", [0, 5 * GIB])
 def test_a_limit_stays_and_leaves_torch_what_the_next_candidate_needs(limit: int, measured: None) -> None:
     plan = replace(plan_on("zero2"), memory_limit=limit, torch_limit=limit)
-    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint=False, outcome="gpu_oom")
-    assert found is not None
+    found = there(smaller(Path("run"), plan, {plan.candidate.key}, checkpoint=False, outcome="gpu_oom"))
     outside, reserved = SEEN.outside_torch, SEEN.peak_reserved
     assert (found.memory_limit, found.torch_limit) == (limit, for_torch(limit, outside, reserved) if limit else 0)
 
@@ -110,8 +108,7 @@ def test_a_candidate_that_was_tried_is_not_tried_again(measured: None) -> None:
 
 def test_where_the_host_s_memory_ran_out_a_candidate_that_takes_less_of_that_is_taken(measured: None) -> None:
     plan = plan_on("zero3")
-    found = smaller(Path("run"), plan, {plan.candidate.key}, checkpoint=False, outcome="host_oom")
-    assert found is not None
+    found = there(smaller(Path("run"), plan, {plan.candidate.key}, checkpoint=False, outcome="host_oom"))
     assert found.candidate == candidate_on("zero1")
     assert smaller(Path("run"), plan_on("zero2"), set(), checkpoint=False, outcome="host_oom") is None
 

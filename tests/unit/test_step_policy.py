@@ -10,9 +10,9 @@ import pytest
 from ladder.events.step_policy import CandidateSpec, StepPolicy
 
 POLICY = StepPolicy(minimum=2, seconds=4.0, target_spread=0.01, disagreement=0.04)
-LONG, SHORT = 10.0, 1.0
+LONG, SHORT, BEST = 10.0, 1.0, 2.0
 CANDIDATE = CandidateSpec(key="a", checkpoint_every=0, micro_batch=1, accumulation=4)
-LOSER = replace(CANDIDATE, beat_step_seconds=2.0)
+LOSER = replace(CANDIDATE, beat_step_seconds=BEST)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,9 @@ def test_short_steps_are_timed_until_their_median_is_known_to_a_hundredth() -> N
 def test_a_candidate_a_quarter_slower_than_the_best_is_left_early_and_one_nearly_as_fast_is_not(
     slower: float, left: bool
 ) -> None:
-    assert LOSER.beat_step_seconds is not None
-    assert StepPolicy().is_enough(LOSER, [slower * LOSER.beat_step_seconds], math.inf, 0.6, 0.6) is left
+    assert StepPolicy().is_enough(LOSER, [slower * BEST], math.inf, 0.6, 0.6) is left
 
 
 @pytest.mark.parametrize(("slower", "hopeless"), [(2.0, False), (3.5, False), (5.0, True)])
 def test_a_first_step_condemns_a_candidate_only_if_it_is_many_times_as_slow(slower: float, hopeless: bool) -> None:
-    assert LOSER.beat_step_seconds is not None
-    assert LOSER.loses(slower * LOSER.beat_step_seconds, StepPolicy().hopeless_margin) is hopeless
+    assert LOSER.loses(slower * BEST, StepPolicy().hopeless_margin) is hopeless

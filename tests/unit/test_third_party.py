@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from helpers import there
 from third_party import LeftOutError, adapters_of, errors, outcomes, record_of, shape_of
 
 from ladder.workload.lora import ALL_LINEAR
@@ -67,8 +68,7 @@ def test_a_shape_that_notes_tell_in_words_has_as_many_parameters_as_they_say() -
     ],
 )
 def test_adapters_are_read_from_the_words_of_a_row(said: str, rank: int, targets: tuple[str, ...]) -> None:
-    lora = adapters_of({"adapter": said})
-    assert lora is not None
+    lora = there(adapters_of({"adapter": said}))
     assert (lora.rank, lora.targets, lora.dora) == (rank, targets, "DoRA" in said)
     with pytest.raises(LeftOutError, match="not stated"):
         adapters_of({"adapter": "LoRA (in the yaml beside)"})

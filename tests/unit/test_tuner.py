@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record, space_on
+from helpers import WORLD_SIZE, bundled_workload, make_candidate, make_record, space_on, there
 from helpers.events import measured_event
 from helpers.scripts import make_script, script_workload
 from helpers.tunes import TWO_RANKS, tune_over
@@ -158,8 +158,7 @@ def tune(folder: Path, launcher: Launcher, *, strategy: Any = exhaustive, **opti
 
 
 def answer_of(result: TuneResult) -> Record:
-    assert result.answer is not None
-    return result.answer
+    return there(result.answer)
 
 
 def larger_is_faster(spec: TrialSpec, candidate: CandidateSpec) -> float | None:
@@ -243,8 +242,7 @@ def test_knobs_that_gain_more_than_noise_are_in_the_answer_and_others_are_not(
     result = tune(tmp_path / "run", Pretender(unpipelined_is_faster), knob_trials=6)
     answer = answer_of(result)
     assert ("overlap_comm=False" in answer.candidate_key) == kept
-    assert result.best_so_far is not None
-    assert result.best_so_far.candidate_key == answer.candidate_key
+    assert there(result.best_so_far).candidate_key == answer.candidate_key
     assert sum("[" in record.candidate_key for record in result.records if record.purpose == "measure") == 6
     again = Pretender(unpipelined_is_faster)
     assert tune(tmp_path / "run", again, knob_trials=6).answer == answer

@@ -16,6 +16,7 @@ from helpers import (
     make_candidate,
     make_measurement,
     make_record,
+    there,
     tiny_trial,
 )
 from helpers.events import measured_event
@@ -104,8 +105,7 @@ def test_when_every_rank_reports_everything_all_candidates_fit() -> None:
 def test_bytes_are_of_the_fullest_rank_and_host_memory_of_all_together() -> None:
     more: dict[str, Any] = {"peak_allocated": GIB // 2, "outside_torch": 2 * GIB}
     fuller = measured(peak_device=5 * GIB, alloc_retries=2, held_host=3 * GIB, **more)  # loading took 4 GiB
-    measurement = records_of([measured(), DoneEvent(t=7)], [fuller, DoneEvent(t=7)])[0].measurement
-    assert measurement is not None
+    measurement = there(records_of([measured(), DoneEvent(t=7)], [fuller, DoneEvent(t=7)])[0].measurement)
     assert (measurement.peak_device, measurement.outside_torch) == (5 * GIB, 2 * GIB)
     assert measurement.peak_allocated == GIB
     assert (measurement.peak_host, measurement.held_host) == (8 * GIB, 7 * GIB)
@@ -123,8 +123,7 @@ def test_what_nvml_saw_counts_unless_the_trial_has_far_more_of_the_optimizer_tha
     use = DeviceUse(utilisation=0.9, watts=700.0, sm_clock_mhz=1500.0, peak_bytes=6 * GIB)
     event = measured(boundary_seconds=[boundary] * 3, micro_steps=accumulation)
     report: list[Event] = [event, phase("teardown", 6.0), DoneEvent(t=7.0)]
-    measurement = only(records_of(report, report, device_use={FIRST.key: use})).measurement
-    assert measurement is not None
+    measurement = there(only(records_of(report, report, device_use={FIRST.key: use})).measurement)
     assert measurement.peak_device == 6 * GIB  # more than the ranks knew of
     assert (measurement.watts, measurement.utilisation) == (700.0 if told else None, 0.9)
 
