@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from helpers.values import bundled_workload, make_measurement, make_record
@@ -11,7 +12,7 @@ from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Outcome, Record
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.auto import auto
-from ladder.search.decisions import Stop
+from ladder.search.decisions import Measure, Stop
 from ladder.search.space import Space
 from ladder.search.speed import predict_speed
 from ladder.units import GIB
@@ -72,6 +73,13 @@ def fitting(space: Space, candidate: Candidate, *, slower: float = 1.0, trial: s
 def out_of_memory(candidate: Candidate, trial: str = "0001") -> Record:
     outcome = Outcome(kind="gpu_oom", moment="backward", sentence="ran out", bytes_asked=2 * GIB, bytes_free=GIB)
     return make_record(candidate, "gpu_oom", trial=trial, outcome=outcome)
+
+
+def decide(space: Space, records: Sequence[Record]) -> Measure:
+    """The next trial of a search that goes on."""
+    decision = auto(space, records)
+    assert isinstance(decision, Measure), decision
+    return decision
 
 
 def play(space: Space, answer_all: str) -> list[Record]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record
-from helpers.searches import fitting, make_space, out_of_memory, play
+from helpers.searches import decide, fitting, make_space, out_of_memory, play
 
 from ladder.events.outcome import Outcome, Record
 from ladder.search.audit import audit_report
@@ -18,14 +17,8 @@ from ladder.search.auto import auto, is_worth_a_trial
 from ladder.search.belief import believe, expected_gain
 from ladder.search.decisions import Measure
 from ladder.search.policy import STRATEGIES
-from ladder.search.space import Space, ranking
+from ladder.search.space import ranking
 from ladder.units import GIB
-
-
-def decide(space: Space, records: Sequence[Record]) -> Measure:
-    decision = auto(space, records)
-    assert isinstance(decision, Measure)
-    return decision
 
 
 def test_the_first_trial_is_of_few_candidates_of_an_engine_that_fits_in_ascending_memory():

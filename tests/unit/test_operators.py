@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import bundled_workload, machine_with
-from helpers.searches import fitting, make_space
+from helpers.searches import decide, fitting, make_space
 
 from ladder.backends.base import Device
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -119,8 +119,7 @@ TIGHT = make_space("zero3+opt-cpu", "fsdp2", memory_limit=40 * GIB)
 
 def waiting(bench: Bench, space: Space) -> Measure:
     """The decision of a tune that is to wait for its operator."""
-    decision = auto(space, [])
-    assert isinstance(decision, Measure)
+    decision = decide(space, [])
     assert decision.engine.key == "zero3+opt-cpu"
     bench.builds.running.add("cpu_adam")
     return decision

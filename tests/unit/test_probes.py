@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_measurement, make_record
-from helpers.searches import make_space
+from helpers.searches import decide, make_space
 
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Outcome, OutcomeKind, Record
 from ladder.machine.machine_speed import machine_speed
-from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.cost import expected_seconds
-from ladder.search.decisions import Measure
 from ladder.search.ledger import ledger
 from ladder.search.probes import probe_first
 from ladder.search.space import Space, ruled_out
@@ -69,12 +66,6 @@ def measured_zero3(space: Space) -> Record:
         accumulate_seconds=0.95, boundary_seconds=1.01, peak_device=39 * GIB, peak_reserved=37 * GIB
     )
     return make_record(tried, trial="0001", measurement=seen, tokens_per_second=33_400.0)
-
-
-def decide(space: Space, records: Sequence[Record]) -> Measure:
-    decision = auto(space, records)
-    assert isinstance(decision, Measure), decision
-    return decision
 
 
 def test_an_engine_that_is_dear_to_try_and_may_lose_is_probed_first():

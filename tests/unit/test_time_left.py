@@ -76,8 +76,6 @@ def test_a_machine_that_took_twice_as_long_is_expected_to_do_so_again() -> None:
 
 
 def test_without_time_for_the_best_offer_the_best_that_ends_in_time_is_tried() -> None:
-    first = auto(SPACE, ())
-    assert isinstance(first, Measure)
     slow = make_space("zero2+opt-cpu", "zero3+param-cpu+opt-cpu", "zero3")
     enough = price(slow, (), TimeLeft(seconds=0), trial_of(slow, FIRST.key), 1)
     decision = within(auto, slow, (), TimeLeft(seconds=enough * 1.05))

@@ -10,7 +10,7 @@ from helpers import bundled_workload, tiny_trial
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
 from ladder.events.as_json import to_json
-from ladder.events.protocol import PhaseEvent, StepEvent
+from ladder.events.protocol import Event, PhaseEvent, StepEvent
 from ladder.launch import local, watch
 from ladder.launch.base import Deadlines
 from ladder.launch.watch import Watch
@@ -38,16 +38,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def begun(tmp_path: Path, clock: Clock) -> Watch:
-    """A trial on two ranks that have said that they build the model."""
-    spec = tiny_trial(tmp_path, 1)
+def watching(folder: Path, clock: Clock, deadlines: Deadlines, *events: Event) -> Watch:
+    """Of a trial on two ranks, each of which has told these events."""
     for rank in range(2):
-        event = PhaseEvent(t=clock(), phase="model")
-        (tmp_path / f"rank{rank}.jsonl").write_text(to_json(event) + "\n")
-    begun = Watch(spec, Deadlines(model=50.0, total=HOUR / 2), lambda rank, event: None, clock())
+        (folder / f"rank{rank}.jsonl").write_text("".join(to_json(event) + "\n" for event in events))
+    begun = Watch(tiny_trial(folder, 1), deadlines, lambda rank, event: None, clock())
     begun.read()
     return begun
+
+
+@pytest.fixture
+def begun(tmp_path: Path, clock: Clock) -> Watch:
+    """The ranks have said that they build the model."""
+    return watching(tmp_path, clock, Deadlines(model=50.0, total=HOUR / 2), PhaseEvent(t=clock(), phase="model"))
 
 
 def silent_for(seconds: float, begun: Watch, clock: Clock, turn: float = TURN) -> bool:
@@ -71,13 +74,9 @@ def test_a_pause_of_the_controller_and_its_ranks_together_is_no_silence_and_ends
 def test_a_step_that_moves_states_to_a_drive_may_take_long_after_short_ones_that_do_not(
     tmp_path: Path, clock: Clock, rung: str, is_silence: bool
 ) -> None:
-    spec = tiny_trial(tmp_path, 1)
-    for rank in range(2):
-        events = (PhaseEvent(t=clock(), phase="warmup"), StepEvent(t=clock(), candidate="any", seconds=1.0))
-        (tmp_path / f"rank{rank}.jsonl").write_text("".join(to_json(event) + "\n" for event in events))
+    events = (PhaseEvent(t=clock(), phase="warmup"), StepEvent(t=clock(), candidate="any", seconds=1.0))
     deadlines = trial_deadlines(bundled_workload("llama-2-7b"), Engine(RUNGS_BY_NAME[rung]))
-    begun = Watch(spec, deadlines, lambda rank, event: None, clock())
-    begun.read()
+    begun = watching(tmp_path, clock, deadlines, *events)
     assert silent_for(600, begun, clock, turn=1.0) == is_silence
 
 
