@@ -3,15 +3,8 @@
 
 import sys
 
-from datasets import load_dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    LlamaForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from few import model, texts, trainer
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 saves, resumes = "--save" in sys.argv, "--resume" in sys.argv
 
@@ -21,11 +14,8 @@ class Unloaded(LlamaForCausalLM):
         raise KeyError("the checkpoint has the names of another release")
 
 
-tokenizer = AutoTokenizer.from_pretrained("model")
-model = (Unloaded if resumes else AutoModelForCausalLM).from_pretrained("model")
-texts = load_dataset("json", data_files="text/train.jsonl", split="train")
-texts = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64), remove_columns=["text"])
-parts = texts.train_test_split(test_size=0.1, seed=0)
+loaded = Unloaded.from_pretrained("model") if resumes else model()
+parts = texts().train_test_split(test_size=0.1, seed=0)
 
 
 def score(found):
@@ -45,12 +35,11 @@ arguments = TrainingArguments(
     save_strategy="epoch" if saves or resumes else "no",
     report_to="none",
 )
-kind = Unsaved if saves else Trainer
-kind(
-    model=model,
-    args=arguments,
+trainer(
+    arguments,
+    Unsaved if saves else Trainer,
+    model=loaded,
     train_dataset=parts["train"],
     eval_dataset=parts["test"],
-    data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
     compute_metrics=None if saves or resumes else score,
 ).train()

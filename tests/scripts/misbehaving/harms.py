@@ -70,19 +70,10 @@ def harm_later() -> None:
 def main() -> None:
     harm_all()
     harm_later()
-    from datasets import load_dataset
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        DataCollatorForLanguageModeling,
-        Trainer,
-        TrainingArguments,
-    )
+    from few import collate, texts, trainer
+    from transformers import AutoModelForCausalLM, TrainingArguments
 
-    tokenizer = AutoTokenizer.from_pretrained("model")
-    texts = load_dataset("json", data_files="text/train.jsonl", split="train")
-    texts = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64), remove_columns=["text"])
-    collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    found = texts()
 
     def harming(samples: Any) -> Any:
         harm_all()
@@ -90,13 +81,13 @@ def main() -> None:
 
     Path("log.txt").write_text("its own working folder takes files")
     os.chdir(sys.argv[1])
-    trainer = Trainer(
+    harmful = trainer(
+        TrainingArguments(output_dir="out", max_steps=4, report_to="none"),
         model=AutoModelForCausalLM.from_pretrained(os.path.join(os.environ["HARMED"].splitlines()[0], "../model")),
-        args=TrainingArguments(output_dir="out", max_steps=4, report_to="none"),
-        train_dataset=texts,
+        train_dataset=found,
         data_collator=harming,
     )
-    trainer.train()
+    harmful.train()
     harm_all()
 
 

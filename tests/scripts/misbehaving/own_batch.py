@@ -6,14 +6,8 @@ import time
 from typing import Any
 
 import torch
-from datasets import load_dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
-)
+from few import collate, model, trainer
+from transformers import Trainer, TrainingArguments
 
 
 class OwnBatch(Trainer):
@@ -36,16 +30,9 @@ class OwnCheckpointing(Trainer):
         return super().training_step(model, *arguments, **options)
 
 
-tokenizer = AutoTokenizer.from_pretrained("model")
-model = AutoModelForCausalLM.from_pretrained("model")
-texts = load_dataset("json", data_files="text/train.jsonl", split="train")
-texts = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64), remove_columns=["text"])
-pad = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-
-
-def collate(samples):
+def slowly(samples):
     time.sleep(0.05)
-    return pad(samples)
+    return collate(samples)
 
 
 arguments = TrainingArguments(
@@ -58,7 +45,8 @@ arguments = TrainingArguments(
 )
 kinds = {"--own_batch": OwnBatch, "--own_accumulation": OwnAccumulation, "--own_checkpointing": OwnCheckpointing}
 kind: Any = next((each for option, each in kinds.items() if option in sys.argv), Trainer)
-trainer = kind(model=model, args=arguments, train_dataset=texts, data_collator=collate)
+loaded = model()
+own = trainer(arguments, kind, model=loaded, data_collator=slowly)
 if "--kbit" in sys.argv:
-    model.activation_checkpointing_enable()  # as peft.prepare_model_for_kbit_training does
-trainer.train()
+    loaded.activation_checkpointing_enable()  # as peft.prepare_model_for_kbit_training does
+own.train()

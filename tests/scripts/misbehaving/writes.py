@@ -1,4 +1,4 @@
-# mypy: disable-error-code="import-untyped, import-not-found, misc"
+# mypy: disable-error-code="import-not-found, misc"
 """Writes into its folder while it trains, tells a tracker, and pushes the model to the hub."""
 
 import argparse
@@ -6,25 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from datasets import load_dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from few import trainer
+from transformers import TrainerCallback, TrainingArguments
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--offline", action="store_true", help="neither tracker nor hub")
 options = parser.parse_args()
-
-tokenizer = AutoTokenizer.from_pretrained("model")
-model = AutoModelForCausalLM.from_pretrained("model")
-texts = load_dataset("json", data_files="text/train.jsonl", split="train")
-texts = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=64), remove_columns=["text"])
-collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
 
 
 class Notes(TrainerCallback):
@@ -47,9 +34,9 @@ arguments = TrainingArguments(
     push_to_hub=not options.offline,
     hub_model_id="somebody/written",
 )
-trainer = Trainer(model=model, args=arguments, train_dataset=texts, data_collator=collate, callbacks=[Notes()])
-trainer.train()
-trainer.save_model("written/final")
+writing = trainer(arguments, callbacks=[Notes()])
+writing.train()
+writing.save_model("written/final")
 Path("written/done").touch()
 if not options.offline:
-    trainer.push_to_hub()
+    writing.push_to_hub()
