@@ -87,7 +87,7 @@ def test_without_deepspeed_a_script_is_tuned_for_ddp_and_trains_and_is_verified(
     assert "deepspeed is not installed; `pip install deepspeed`" in done.output
     assert json.loads((folder / "best_plain.json").read_text())["ladder"]["rung"] == "ddp"
     launch = (folder / "best_plain.launch.sh").read_text()
-    assert f" --python {environments.without_deepspeed} " in launch.replace("'", "")
+    assert f"exec {environments.without_deepspeed} -m torch.distributed.run " in launch.replace("'", "")
     started = run(environments, folder, "run", "best_plain.json", "--", *f"{SCRIPT} 6".split())
     assert started.status == 0, started.errors[-3000:]
     assert "6/6 [" in started.errors
