@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 class OnNodes(ThisHost):
     """Ranks on several nodes, as many on each. The command itself runs on one of them, or where they can be reached."""
 
+    looks_again = False  # the agents end with the trials
+
     def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
         super().__init__(options, leases, tell, cancelled)
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class OnPaper:
     """A simulated machine: no processes, no waiting, and no libraries needed."""
 
+    looks_again = False  # no script runs there
+
     def __init__(
         self, simulated: SimulatedMachine, options: TuneOptions, tell: Subscriber, cancelled: Callable[[], bool]
     ) -> None:

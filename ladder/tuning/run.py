@@ -254,6 +254,8 @@ def _said_in_own_words(
     answer: Answer, prepared: Prepared, paths: OutputPaths, venue: Venue, tell: Subscriber
 ) -> Answer:
     """`answer` with the command of the user's script that trains it without ladder, if there is one."""
+    if not venue.looks_again:
+        return answer
     words = in_own_words(answer, paths, lambda command: venue.look(command, prepared.machine), noting(tell))
     return replace(answer, own_words=words)
 

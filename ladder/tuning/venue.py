@@ -57,6 +57,9 @@ class Venue(Protocol):
     def paper_name(self) -> str | None:
         """The name of the machine on paper; None if trials are real."""
 
+    looks_again: bool
+    """A script can be looked at once more after the trials."""
+
     @property
     def laws(self) -> Mapping[str, Any] | None:
         """The description of the machine on paper, so that its history is never used for a real one."""
@@ -112,6 +115,7 @@ class ThisHost:
     """Ranks on this host's GPUs or CPU."""
 
     paper_name = None
+    looks_again = True
     laws = None
 
     def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
