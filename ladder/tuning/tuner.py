@@ -157,8 +157,8 @@ class Tuner:
 
     def _as_it_stands(self) -> Measure | None:
         """The first trial of a user's script: with nothing changed, if that is a candidate and there is time for it."""
-        own, records = self._aside.space.own, self._aside.records
-        if own is None or own.key in measured(records):
+        own = self._aside.space.own
+        if own is None or own.key in measured(records := self._aside.records):
             return None
         decision, left = Measure(own.engine, (own,), "the script as its command stands"), self._time_left(records)
         return decision if left is None else left.allows(believe(self._aside.space, records), records, decision)

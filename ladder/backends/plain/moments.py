@@ -50,16 +50,6 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     moments = _optimizer_bytes(workload) * t * width / 4
     rest = Moment("initialisation", weights_bytes(workload, width), 0.0, moments, buffers=buckets)
     accumulated = width * t if candidate.accumulation > 1 else 0.0
-    if width == 2:  # which autocast does not cast
-        return _passes(
-            rest,
-            replace(rest, gradients=accumulated),
-            acts,
-            0.0,
-            {"forward": 0.0, "loss": 0.0},
-            first=width * weights.largest_trained,
-            gradients=width * t,
-        )
     copy = terms_of(workload, candidate, world_size).weight_copy
     cast = t if model.tied or not weights.is_whole else t - model.vocab_size * model.hidden_size
     blocks = min(cast, model.num_layers * model.num_block_parameters)
@@ -68,7 +58,9 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     held = replace(rest, gradients=accumulated)
     more = _autocast_bytes(workload, candidate, world_size)
     live = {"forward": copies, "loss": copies - copy * forgotten}
-    return _passes(rest, held, acts, more, live, first=4.0 * weights.largest_trained, gradients=4.0 * t)
+    if width == 2:  # which autocast does not cast
+        more, live = 0.0, {"forward": 0.0, "loss": 0.0}
+    return _passes(rest, held, acts, more, live, first=width * weights.largest_trained, gradients=width * t)
 
 
 def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:

@@ -40,9 +40,9 @@ class Exporter(ABC):
                 f"--for {self.name}: it cannot freeze {', '.join(settings.freeze)} as it was measured; "
                 "use --for trainer with a script that does."
             )
-        more = settings.lora.more if settings.lora is not None and self.words_of_adapters is not None else {}
+        words, more = self.words_of_adapters, settings.lora.more if settings.lora is not None else {}
         for name in more:
-            if name not in (self.words_of_adapters or {}):
+            if words is not None and name not in words:
                 raise UsageError(f"--for {self.name}: it has no word for {name} of adapters; use --for trainer.")
         for said in (*self._said(settings), settings.backend.export(self.name, settings, str(config))):
             if isinstance(said, str):
