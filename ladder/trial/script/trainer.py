@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Mapping, Sized
-from contextlib import suppress
-from dataclasses import replace
-from inspect import getattr_static, signature
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +14,13 @@ from ladder.trial.measuring import measure_all
 from ladder.trial.model import set_checkpointing
 from ladder.trial.reporter import now
 from ladder.trial.script import generating
-from ladder.trial.script.facts import engine_facts, length_of_schedule, model_facts
 from ladder.trial.script.generating import GeneratingSubject, RealStepsOfGenerating
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
 from ladder.trial.script.planned import require_planned_trainer, train_counted
-from ladder.trial.script.samples import Samples, require_batch_size, shape_of
+from ladder.trial.script.trainer_facts import own_schedule, planned_steps, trainer_facts
 from ladder.trial.script.trainer_proof import RealStepsOfTrainer
 from ladder.trial.script.trainer_steps import TrainerSubject
 from ladder.trial.wrapping import wrap
-from ladder.workload.script import OwnEngine, ScriptFacts
 
 # What a trial must not do: write into the user's folders, and tell the user's trackers.
 _CONTAINED: dict[str, Any] = {"report_to": "none", "push_to_hub": False}
@@ -52,7 +45,7 @@ def hold_trainer(grip: Grip) -> None:
     def held(own: Any, trainer: Trainer, *arguments: Any, **options: Any) -> Any:
         _set_again(grip, trainer.args)
         if grip.is_look:
-            grip.looked(lambda: _facts(trainer))
+            grip.looked(lambda: trainer_facts(trainer))
         if grip.is_run:
             more = {"resume_from_checkpoint": grip.script.resume} if grip.script.resume else {}
             return train_counted(grip, trainer, lambda: own(trainer, *(() if more else arguments), **options | more))
@@ -94,7 +87,7 @@ def _hold_arguments(grip: Grip) -> None:
         if not grip.is_run:
             changes |= {"output_dir": grip.script.scratch, **_CONTAINED}
         changes |= _LOOKING | generating.looking(arguments) if grip.is_look else grip.script.arguments
-        if changes["deepspeed"] and (schedule := _own_schedule(said["deepspeed"])):
+        if changes["deepspeed"] and (schedule := own_schedule(said["deepspeed"])):
             changes["deepspeed"] = {**changes["deepspeed"], "scheduler": schedule}
         if _begins_no_state(arguments):
             changes["deepspeed"] = None
@@ -162,17 +155,6 @@ def _hold_evaluation(grip: Grip) -> None:
     wrap(Trainer, "evaluation_loop", evaluated)
 
 
-def _own_schedule(deepspeed: Any) -> Any:
-    """The section of the script's own DeepSpeed configuration, a dictionary or a file; None without one."""
-    return (_read(deepspeed) or {}).get("scheduler")
-
-
-def _read(deepspeed: Any) -> Mapping[str, Any] | None:
-    if isinstance(deepspeed, str | Path):
-        deepspeed = json.loads(Path(deepspeed).read_text(encoding="utf-8"))
-    return deepspeed if isinstance(deepspeed, Mapping) else None
-
-
 def _note_checkpoints(grip: Grip) -> None:
     """Let every Trainer of a run report that it wrote or read a checkpoint."""
 
@@ -211,116 +193,6 @@ _OWN = (
 )
 
 
-def _facts(trainer: Trainer) -> ScriptFacts:
-    own = trainer.args._ladder_own
-    _require_training(trainer)
-    return ScriptFacts(
-        kind="trainer",
-        path="",
-        digest="",
-        **model_facts(trainer.model),
-        micro_batch=own["per_device_train_batch_size"],
-        accumulation=own["gradient_accumulation_steps"],
-        dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
-        optimizer=_optimizer_of(trainer, own),
-        engine=_engine_of(trainer, own),
-        gradient_clipping=float(own["max_grad_norm"]),
-        **(generating.facts_of(trainer, own) if generating.generates(trainer) else _facts_of_samples(trainer)),
-        evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
-        checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
-        overrides=tuple(_overrides(own)),
-    )
-
-
-def _engine_of(trainer: Trainer, own: dict[str, Any]) -> OwnEngine | None:
-    """What it trains on by itself. Its checkpointing is switched on only when it begins."""
-    if own["fsdp"] or own["auto_find_batch_size"]:
-        return None
-    config = _read(own["deepspeed"]) if own["deepspeed"] else None
-    found = engine_facts(trainer.model, config, use_liger_kernel=own["use_liger_kernel"])
-    checkpoints = own["gradient_checkpointing"] or own["activation_checkpointing"] or found.checkpointing
-    return replace(found, checkpointing=bool(checkpoints))
-
-
-def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> str:
-    """The name in its arguments, or the class of what the script gives to its Trainer or lets it make."""
-    if trainer.optimizer is not None:
-        return type(trainer.optimizer).__name__
-    if trainer.optimizer_cls_and_kwargs is not None:
-        return str(trainer.optimizer_cls_and_kwargs[0].__name__)
-    named = str(getattr(own["optim"], "value", own["optim"]))
-    if not any(_has_its_own(trainer, name) for name in _MAKERS):
-        return named
-    try:
-        made = type(trainer.create_optimizer())
-        usual, _ = Trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
-    except Exception:  # here its model is on the CPU, which some optimizers refuse
-        return f"that of {type(trainer).__name__}"
-    return named if made is usual else made.__name__
-
-
-_MAKERS = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
-"""Methods of the Trainer by which a script makes an optimizer of its own."""
-
-
-def _has_its_own(trainer: Trainer, method: str) -> bool:
-    return getattr_static(trainer, method, None) is not getattr_static(Trainer, method, None)
-
-
-def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
-    loader = trainer.get_train_dataloader()
-    require_batch_size(loader)
-    planned = _planned_steps(trainer, loader)
-    samples = Samples(loader)
-    rows, longest = shape_of(samples.longest(1))
-    return {
-        "longest": longest,
-        "rows": rows,
-        "mean_tokens": samples.mean_tokens(),
-        "num_samples": samples.total,
-        "num_looked_at": len(samples.sizes),
-        "sizes": samples.read_singly,
-        "planned_steps": planned,
-        "schedule_steps": length_of_schedule(trainer.lr_scheduler) or planned,
-    }
-
-
-def _planned_steps(trainer: Any, loader: Any) -> int | None:
-    """As the Trainer itself counts them; None where it has no way to ask, as before transformers 4.50."""
-    with suppress(AttributeError):
-        count, args = trainer.set_initial_training_values, trainer.args
-        whole = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        total = {"total_train_batch_size": whole} if "total_train_batch_size" in signature(count).parameters else {}
-        return int(count(args, loader, **total)[-1])
-    return None
-
-
-def _require_training(trainer: Trainer) -> None:
-    args: Any = trainer.args
-    generating.require_known_way(trainer)
-    if args.max_steps <= 0 and args.num_train_epochs == 0:
-        raise NotTakenHoldOfError("it is told to train no step: num_train_epochs is 0")
-    if isinstance(trainer.train_dataset, Sized) and len(trainer.train_dataset) == 0:
-        raise NotTakenHoldOfError("its training data set is empty")
-
-
-def _overrides(own: dict[str, Any]) -> list[str]:
-    said = []
-    if own["deepspeed"]:
-        name = own["deepspeed"] if isinstance(own["deepspeed"], str) else "its own"
-        stays = ", but its scheduler stays" if _own_schedule(own["deepspeed"]) else ""
-        said.append(f"its DeepSpeed configuration ({name}{stays})")
-    if own["fsdp"]:
-        said.append("FSDP")
-    if own["gradient_checkpointing"] or own["activation_checkpointing"]:
-        said.append("its gradient checkpointing")
-    if own["auto_find_batch_size"]:
-        said.append("auto_find_batch_size")
-    if own["use_liger_kernel"]:
-        said.append("use_liger_kernel")
-    return said
-
-
 class _Held(TrainerCallback):  # type: ignore[misc]
     """Takes the training over once its engine stands, and lets it do nothing but train.
 
@@ -348,7 +220,7 @@ class _Held(TrainerCallback):  # type: ignore[misc]
     def _require_planned(self, loader: Any) -> None:
         trainer, many = self._trainer, self._trainer.args.max_steps
         trainer.args.max_steps = self._own_max_steps
-        require_planned_trainer(self._grip, trainer, _planned_steps(trainer, loader))
+        require_planned_trainer(self._grip, trainer, planned_steps(trainer, loader))
         trainer.args.max_steps = many
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
