@@ -34,7 +34,7 @@ from ladder.errors import LadderError
 from ladder.workload.counted import Counted, shipped
 from ladder.workload.source import resolve_model
 sizes = shipped(resolve_model("tiny-llama").config, None).sizes
-def count(config, task):  # transformers would take seconds
+def count(config, task, adapters):  # transformers would take seconds
     return Counted(tasks=("causal-lm",), sizes={**sizes, "num_layers": config["num_hidden_layers"]})
 for model in sys.argv[1:]:
     start = time.monotonic()
