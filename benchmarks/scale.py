@@ -3,15 +3,16 @@
     python benchmarks/scale.py [--quick]
     python benchmarks/scale.py --runs FOLDER FOLDER …
 
-Each point from 2 to 64 GPUs is predicted from the simulated tunes of all smaller numbers, and then tuned itself. A line
-names both speeds and whether the tuned one lies in the predicted range, which should hold for 80 % of them. Then a 70B
+Each point from 2 to 64 GPUs is predicted as `ladder scale` does, with what the simulated tune of half as many GPUs
+taught, and then tuned itself. A line names both speeds and whether the tuned one lies in the predicted range, which
+should hold for 80 % of them. Then a 70B
 model is tuned on 128 nodes of eight A100 of 80 GB: the line names the trials, their GPU-hours with the proof, and the
 regret: measured speeds, with their noise, against the fastest candidate of an exhaustive tune. A second line is for
 the same nodes with `surprise: 0`, where no rung is faster or slower than its work by a number drawn at random.
 `--quick` leaves out the 70B model. The last line is a summary of the predictions.
 
 With `--runs`, nothing is simulated: the folders are the run folders of real tunes of one workload on several numbers of
-GPUs (or CPU ranks). Each number but the smallest is predicted from the tunes of all smaller ones. Of its own tune the
+GPUs. Each number but the smallest is predicted with what the tune of the next smaller one taught. Of its own tune the
 prediction knows what was tried, and neither a trial nor a measured speed of the machine.
 """
 
@@ -20,21 +21,22 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import yaml
 
-from ladder.events.outcome import Record
-from ladder.machine.described import Machine
 from ladder.runs.stored_run import read_run
-from ladder.search.space import Space, fastest, ranking
+from ladder.search.forecast import plan
+from ladder.search.space import fastest, ranking
 from ladder.simulation.paper_machine import read_machine
 from ladder.tuning.options import TuneOptions
+from ladder.tuning.planning import expected_winner
+from ladder.tuning.problem import problem_of
 from ladder.tuning.run import TuneOutput, run_tune
-from ladder.tuning.scale_options import ScaleOptions
-from ladder.tuning.scaling import Run, predicted, space_of
+from ladder.tuning.scaling import Run, like
 
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _MODELS = ("llama-2-7b", "llama-3.2-1b")
@@ -60,58 +62,40 @@ def tuned(model: str, machine: str, count: int, folder: Path, strategy: str = "a
     )
 
 
-def errors_of(model: str, machine: str, folder: Path) -> list[tuple[float, bool]]:
-    """Of each predicted point: the relative error, and whether the tuned speed lies in the range."""
-    runs: dict[int, Run] = {}
+def errors_of(name: str, runs: Sequence[Run]) -> list[tuple[float, bool]]:
+    """Of each run but the smallest: the relative error of what is predicted, and whether its speed is in the range."""
     found = []
-    for count in _COUNTS:
-        result = tuned(model, machine, count, folder).result
-        space = space_of(ScaleOptions(), result.space.workload, _machine(machine, count))
-        found += compared(f"{model} {machine}", space, result.records, runs)
-        runs[count] = (result.space, result.records)
+    for smaller, (space, records) in pairwise(sorted(runs, key=lambda run: run[0].world_size)):
+        best = fastest(records)
+        known = problem_of(space.workload, like(*smaller, space.world_size, space.world_size // space.num_nodes))
+        expected = expected_winner(plan(replace(space, rates=known.rates, learned=known.learned, earlier=())))
+        if best is None or not best.tokens_per_second or expected is None:
+            continue
+        seen, outlook = best.tokens_per_second, expected.outlook
+        guess, low, high = outlook.tokens_per_second, outlook.pessimistic, outlook.optimistic
+        print(
+            f"{name} gpus={space.world_size} tuned={seen:.0f} predicted={guess:.0f} range={low:.0f}-{high:.0f} "
+            f"error_pct={100 * (guess / seen - 1):+.1f} in_range={'yes' if low <= seen <= high else 'no'} "
+            f"fastest={best.candidate_key!r} expected={outlook.candidate.key!r}",
+            flush=True,
+        )
+        found.append((abs(guess / seen - 1), low <= seen <= high))
     return found
 
 
-def errors_of_stored(folders: Sequence[Path]) -> list[tuple[float, bool]]:
-    """As `errors_of`, of tunes that have run."""
-    stored = sorted((read_run(folder) for folder in folders), key=lambda run: run.space.world_size)
-    first, runs, found = stored[0].space, dict[int, Run](), []
-    for run in stored:
-        space = run.space
-        same = [(each.workload.fingerprint(), each.gpu_name, each.memory_limit) for each in (space, first)]
-        if same[0] != same[1] or space.world_size in runs:
-            sys.exit("--runs: name tunes of one workload on the same GPUs, and of each number of GPUs one.")
-        if runs:
-            smaller, _ = runs[max(runs)]
-            known = replace(space, rates=smaller.rates, learned=smaller.learned)
-            found += compared(f"{space.workload.model.name} {space.gpu_name or 'CPU'}", known, run.records, runs)
-        runs[space.world_size] = (space, run.records)
-    return found
+def simulated(model: str, machine: str, folder: Path) -> list[Run]:
+    """The tunes of all numbers of GPUs."""
+    results = [tuned(model, machine, count, folder).result for count in _COUNTS]
+    return [(result.space, result.records) for result in results]
 
 
-def compared(
-    name: str, space: Space, records: Sequence[Record], smaller: Mapping[int, Run]
-) -> list[tuple[float, bool]]:
-    """What `smaller` runs predict for `space`, beside its own `records`; nothing where one of both is missing."""
-    best = fastest(records)
-    if not smaller or best is None or not best.tokens_per_second:
-        return []
-    point = predicted(space, smaller)
-    if not (point.tokens_per_second and point.low and point.high):
-        return []
-    seen, guess = best.tokens_per_second, point.tokens_per_second
-    inside = point.low <= seen <= point.high
-    print(
-        f"{name} gpus={space.world_size} tuned={seen:.0f} predicted={guess:.0f} range={point.low:.0f}-{point.high:.0f} "
-        f"error_pct={100 * (guess / seen - 1):+.1f} in_range={'yes' if inside else 'no'} "
-        f"fastest={best.candidate_key!r} expected={point.candidate!r}",
-        flush=True,
-    )
-    return [(abs(guess / seen - 1), inside)]
-
-
-def _machine(name: str, count: int) -> Machine:
-    return replace(read_machine(name).machine(count), nvme_path=None)
+def stored(folders: Sequence[Path]) -> list[Run]:
+    """Tunes that have run."""
+    runs = [read_run(folder) for folder in folders]
+    same = {(run.space.workload.fingerprint(), run.space.gpu_name, run.space.memory_limit) for run in runs}
+    if len(same) > 1 or len({run.space.world_size for run in runs}) < len(runs):
+        sys.exit("--runs: name tunes of one workload on the same GPUs, and of each number of GPUs one.")
+    return [(run.space, run.records) for run in runs]
 
 
 def large(folder: Path, machine: str) -> None:
@@ -154,11 +138,13 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="compare tunes that have run")
     asked = parser.parse_args()
     if asked.runs:
-        summarise(errors_of_stored(asked.runs))
+        summarise(errors_of("stored", stored(asked.runs)))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = [each for model in _MODELS for machine in _MACHINES for each in errors_of(model, machine, folder)]
+        found = []
+        for model, machine in product(_MODELS, _MACHINES):
+            found += errors_of(f"{model} {machine}", simulated(model, machine, folder))
         if not asked.quick:
             for machine in ("a100-80", without_surprise("a100-80", folder)):
                 large(folder, machine)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
-from ladder.report.scale_points import ScaleResult, rows_of
 from ladder.report.table import frame
 from ladder.text import shown
 from ladder.tuning.answering import require_answer
@@ -190,51 +189,33 @@ class Planned:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What more GPUs bring. A notebook shows it as a table."""
+    """The best configuration of each number of GPUs. A notebook shows them as a table."""
 
-    result: ScaleResult
-    """All points, the global batch, the price, and by number of GPUs why it was left out."""
-    report: Path
-    """report.html with the figures."""
+    facts: dict[str, Any]
+    """Model, global batch, price and the points."""
 
     @cached_property
     def points(self) -> pd.DataFrame:
         """A row for each number of GPUs: its best configuration. What is not known is missing (NaN or None).
 
         - gpus: the number of GPUs
-        - nodes: on how many nodes
-        - source: measured, simulated, predicted, or none if nothing fits
-        - candidate: the configuration
+        - source: measured, simulated or predicted
+        - candidate: the configuration; missing if nothing was found to fit
         - tokens_per_second: of all GPUs together
         - low: a prediction is slower than this with a probability of 10 %
         - high: a prediction is faster than this with a probability of 10 %
         - device_gib: memory of the fullest GPU
-        - joules_per_token: energy, where it was measured
         - is_sure: it was measured, or fits with a probability of 99 %
         - efficiency: tokens/s per GPU, over those of the smallest number that has a speed
         - cost: of a billion tokens, with a `price`
         """
         import pandas as pd
 
-        return pd.DataFrame(self.result.plain()["points"])
-
-    @property
-    def smallest(self) -> int | None:
-        """The fewest of these GPUs on which a configuration surely fits; None if there is none."""
-        return self.result.smallest
-
-    @property
-    def verdict(self) -> str:
-        """Where more GPUs stop paying, in one sentence."""
-        return self.result.verdict
+        return pd.DataFrame(self.facts["points"])
 
     def __repr__(self) -> str:
-        counts = ", ".join(str(point.gpus) for point in self.result.points)
-        return f"<Scaled: {self.result.model} on {counts} GPUs; {self.result.fewest_sentence} {self.verdict}>"
+        counts = ", ".join(str(point["gpus"]) for point in self.facts["points"])
+        return f"<Scaled: {self.facts['model']} on {counts} GPUs>"
 
     def _repr_html_(self) -> str:
-        titles, rows = rows_of(self.result)
-        cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-        head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        return f"<p><b>{escape(repr(self)[1:-1])}</b></p><table><tr>{head}</tr>{body}</table>"
+        return str(self.points.to_html(index=False, na_rep=""))

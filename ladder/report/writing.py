@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from ladder.emit import Answer, emit_all
 from ladder.emit.files import write_atomically
 from ladder.errors import EnvironmentFaultError
 from ladder.report.about import ABOUT_NAME, note_about, read_about
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
-from ladder.report.scale_points import ScaleResult
 from ladder.report.table import csv_text, rows
 from ladder.text import shown
 
@@ -61,19 +59,10 @@ def page_of(runs: list[ReportedRun]) -> str:
 
         return html(runs)
     except ModuleNotFoundError as error:
-        raise _missing(error, "report.html") from error
-
-
-def write_scale(result: ScaleResult, path: Path) -> None:
-    """Write the page of `ladder scale`. EnvironmentFaultError if that is impossible."""
-    try:
-        from ladder.report.page.scale import scale_page
-
-        text = scale_page(result)
-    except ModuleNotFoundError as error:
-        raise _missing(error, path.name) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
+        package = (error.name or "a package").partition(".")[0]
+        raise EnvironmentFaultError(
+            f"report.html cannot be written without {package}; `pip install {package}`, then run `ladder report`."
+        ) from error
 
 
 def csv_of(runs: Sequence[ReportedRun]) -> str:
@@ -81,10 +70,3 @@ def csv_of(runs: Sequence[ReportedRun]) -> str:
     tables = [(run.name, rows(run.entries, run.trial_seconds)) for run in runs]
     several = len(runs) > 1
     return csv_text([{"run": name, **row} if several else row for name, table in tables for row in table])
-
-
-def _missing(error: ModuleNotFoundError, file: str) -> EnvironmentFaultError:
-    package = (error.name or "a package").partition(".")[0]
-    return EnvironmentFaultError(
-        f"{file} cannot be written without {package}; `pip install {package}`, then run `ladder report`."
-    )

@@ -62,6 +62,7 @@ class PlanArguments(Switches, total=False):
     gpu_memory: int | str | None
     host_memory: int | str | None
     machine: str | None
+    allow: str | Sequence[str]
 
 class ScaleArguments(Switches, total=False):
     script: str | Sequence[str]
@@ -78,11 +79,9 @@ class ScaleArguments(Switches, total=False):
     python: str
     gpus: str
     gpu_memory: int | str | None
-    gpus_per_node: int | None
     launcher: Literal["local", "simulated"]
     machine: str | None
     trials: bool
-    runs: Path | str | Sequence[Path | str]
     time_budget: float | str | None
     allow: str | Sequence[str]
     price: float | None

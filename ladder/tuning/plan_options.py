@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ladder.tuning.declaring import Option
 from ladder.tuning.option_kinds import SIZE, whole
-from ladder.tuning.options import MACHINE, MOST_GPUS, Switched, WorkloadOptions, machine_names
+from ladder.tuning.options import MACHINE, MOST_GPUS, Allowed, Switched, WorkloadOptions, machine_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,3 +27,4 @@ class PlanOptions(WorkloadOptions):
     ] = None
     switches: Switched = field(default_factory=dict)
     """As `TuneOptions.switches`; techniques that are missing are not tried."""
+    allow: Allowed = ()

@@ -28,7 +28,7 @@ from ladder.tuning.problem import (
     what_is_trained,
     workload_of,
 )
-from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
+from ladder.tuning.technique_choices import TechniqueChoices, require_known, techniques_tried, ways_of_checkpointing
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
@@ -37,23 +37,25 @@ if TYPE_CHECKING:
     from ladder.simulation.paper_machine import SimulatedMachine
 
 
-def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
+def plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine | None = None) -> tuple[Plan, Space]:
     """What is expected of each rung, and the space; sizes in bytes. `note` gets a sentence for each unusual default.
 
-    UsageError if too few options are given.
+    A `machine` is known better than by the options. UsageError if too few options are given.
     """
     with ranks_in(options.python, options.script, must_train=bool(options.script)):
-        return _plan_of(options, note)
+        return _plan_of(options, note, machine)
 
 
-def _plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
-    simulated = _machine(options.machine, options.gpus, options.gpu_memory)
+def _plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine | None) -> tuple[Plan, Space]:
+    simulated = _machine(options.machine, options.gpus, options.gpu_memory) if machine is None else None
     world_size = options.gpus or (simulated.num_gpus if simulated else 1)
     require_workload(options)
+    require_known(options.allow)
     workload = _workload(options, simulated, world_size, note)
-    techniques = techniques_tried(TechniqueChoices(switches=options.switches), workload, "cuda", on_paper=True)
-    has_nvme = simulated is None or simulated.nvme_space > 0
-    machine = _on_paper(options, simulated, world_size)
+    choices = TechniqueChoices(switches=options.switches, allow=options.allow)
+    techniques = techniques_tried(choices, workload, "cuda", on_paper=True)
+    has_nvme = machine is None and (simulated is None or simulated.nvme_space > 0)
+    machine = machine or _on_paper(options, simulated, world_size)
     space = _space(workload, machine, techniques, has_nvme=has_nvme)
     per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
     return make_plan(space, per_node), space

@@ -1,274 +1,181 @@
-"""`ladder scale`: the best configuration at each number of GPUs, measured as far as there are GPUs, else predicted."""
+"""`ladder scale`: a tune for each number of GPUs that are here, and what `ladder plan` predicts for the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
-from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
+from ladder.errors import NothingFitsError, UsageError
 from ladder.events.outcome import Record
-from ladder.launch.counting import counting
 from ladder.machine.described import Gpu, Machine, bare_machine
-from ladder.machine.environment import ranks_in
 from ladder.machine.gpus import visible_gpus
-from ladder.machine.interpreter import version_of
-from ladder.report.scale_points import ScalePoint, ScaleResult, with_prices
-from ladder.report.writing import write_scale
-from ladder.runs.stored_run import StoredRun, read_run
+from ladder.search.belief import believe
 from ladder.search.forecast import num_nodes
-from ladder.search.policy import answer, faster_without_deepspeed
-from ladder.search.scaling import Scaling
 from ladder.search.space import Space
-from ladder.simulation.paper_machine import SimulatedMachine, read_machine
-from ladder.text import shown
-from ladder.tuning.option_checks import require_workload
-from ladder.tuning.options import TuneOptions, WorkloadOptions
-from ladder.tuning.precision import dtype_of
-from ladder.tuning.problem import (
-    make_space,
-    micro_batches_of,
-    problem_of,
-    split_supported,
-    what_is_trained,
-    workload_of,
-)
-from ladder.tuning.run import run_tune
+from ladder.search.speed import lessons
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.planning import expected_winner, plan_of
+from ladder.tuning.run import TuneOutput, run_tune
 from ladder.tuning.scale_options import ScaleOptions, counts_in
-from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried, ways_of_checkpointing
 from ladder.tuning.tune_events import Subscriber, ignore, noting
 from ladder.units import gib
-from ladder.workload.source import resolve_model
-from ladder.workload.workload import Workload
 
-_GPUS_OF_A_NODE = 8
-"""Chosen: as in most servers for training."""
 _BATCH = 128
 """Sequences per optimizer step. Chosen: as in a tune of a number of GPUs that divides it."""
+T = TypeVar("T")
 Run = tuple[Space, Sequence[Record]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalePoint:
+    """The fastest configuration on a number of GPUs, as its tune or its plan says."""
+
+    gpus: int
+    source: str
+    """measured, simulated or predicted."""
+    candidate: str | None = None
+    """None if nothing was found to fit."""
+    tokens_per_second: float | None = None
+    low: float | None = None
+    """Predicted: it is slower than this with a probability of 10 %."""
+    high: float | None = None
+    device_gib: float | None = None
+    is_sure: bool = True
+    """It was measured, or fits with a probability of 99 %."""
+    efficiency: float | None = None
+    """Tokens/s per GPU, over those of the smallest number of GPUs that has a speed."""
+    cost: float | None = None
+    """Of a billion tokens."""
 
 
 def scale_of(
     options: ScaleOptions, tell: Subscriber = ignore, cancelled: Callable[[], bool] = lambda: False
-) -> ScaleResult:
-    """Tune the counts that are here, and predict the others. NothingFitsError if nothing fits on any of them."""
-    with ranks_in(options.python, must_train=False):
-        return _scale_of(options, tell, cancelled)
-
-
-def _scale_of(options: ScaleOptions, tell: Subscriber, cancelled: Callable[[], bool]) -> ScaleResult:
+) -> list[ScalePoint]:
+    """In ascending order of GPUs; fewer if it was cancelled. NothingFitsError if nothing fits on any of them."""
     if options.script or options.map:
         raise UsageError(
             "`ladder scale` compares models, not scripts; name a MODEL, or tune the script at each number."
         )
-    require_workload(options)
-    counts = counts_in(options.gpus)
-    paper = _paper(options)
-    stored = _stored(options)
-    workload = _workload(options, paper, stored, noting(tell))
-    left_out = {count: reason for count in counts if (reason := _undivided(workload, count))}
-    wanted = [count for count in counts if count not in left_out]
-    if not wanted:
-        raise UsageError(f"{next(iter(left_out.values()))} Change --gpus or --global-batch-size.")
-    runs = {run.space.world_size: (run.space, run.records) for run in stored}
-    real = {count: "simulated" if "simulated machine" in run.facts else "measured" for count, run in _by_count(stored)}
-    for count in _counts_here(options, paper, [count for count in wanted if count not in runs]):
-        try:
-            done = run_tune(_tune_options(options, workload, count), tell, cancelled)
-        except NothingFitsError:  # refused before any trial
-            continue
-        runs[count] = (done.result.space, done.result.records)
-        real[count] = "simulated" if paper else "measured"
-        if cancelled():
-            break
-    points = []
-    for count in wanted:
-        if count in real:
-            points.append(_measured(*runs[count], real[count]))
-        elif not cancelled():
-            points.append(predicted(space_of(options, workload, _machine(options, paper, runs, count)), runs))
-    result = _result(options, workload, points, left_out)
-    try:
-        write_scale(result, options.report)
-    except EnvironmentFaultError as error:  # the result is worth more than its page
-        noting(tell)(str(error))
-    return result
+    counts, batch = counts_in(options.gpus), batch_of(options)
+    if uneven := [count for count in counts if batch % count]:
+        raise UsageError(
+            f"{uneven[0]} GPUs cannot divide the global batch of {batch} sequences evenly; change --gpus or "
+            "--global-batch-size."
+        )
+    here = [] if options.machine else visible_gpus()
+    points, seen = [], None
+    for count in counts:
+        if options.trials and (options.launcher == "simulated" or count <= len(here)):
+            try:
+                done = run_tune(_tune_options(options, count), tell, cancelled)
+            except NothingFitsError:  # refused before any trial
+                points.append(ScalePoint(gpus=count, source="predicted"))
+                continue
+            if done.result.cancelled:
+                break
+            points.append(_tuned(count, done))
+            seen = (done.result.space, done.result.records)
+        else:
+            memory = options.gpu_memory or (here[0].total_bytes if here else None)
+            asked = _shared(options, PlanOptions, gpus=count, gpu_memory=memory, global_batch_size=batch)
+            points.append(predicted(asked, noting(tell), seen, gpus_per_node=len(here)))
+    if not cancelled() and not any(point.candidate for point in points):
+        raise NothingFitsError(
+            f"Nothing fits on up to {counts[-1]} GPUs; add larger numbers to --gpus, or see `ladder plan`."
+        )
+    return _compared(points, options.price)
 
 
-def predicted(space: Space, runs: Mapping[int, Run]) -> ScalePoint:
-    """The point of `space` by prediction, from those of `runs` that have fewer GPUs."""
-    found = Scaling([run for count, run in runs.items() if count < space.world_size]).best(space)
-    point = ScalePoint(gpus=space.world_size, nodes=space.num_nodes, source="none")
+def batch_of(options: ScaleOptions) -> int:
+    """The global batch, the same for all numbers of GPUs."""
+    return options.global_batch_size or _BATCH
+
+
+def _tune_options(options: ScaleOptions, count: int) -> TuneOptions:
+    """The options of the tune of `count` GPUs, whose answer is written into a folder of its own."""
+    folder = options.output / f"{count}-gpus"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"run_dir": folder / "run", "output": folder / "best_config.json"}
+    return _shared(options, TuneOptions, gpus=count, global_batch_size=batch_of(options), **paths)
+
+
+def _shared(options: ScaleOptions, kind: type[T], **settings: Any) -> T:
+    """The options of another command: those that both have, with `settings`."""
+    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    return kind(**{each.name: getattr(options, each.name) for each in fields(options) if each.name in known} | settings)
+
+
+def _tuned(count: int, done: TuneOutput) -> ScalePoint:
+    point = ScalePoint(gpus=count, source="simulated" if done.simulated else "measured")
+    best = done.plain or done.answer
+    if best is None:
+        return point
+    return replace(
+        point,
+        candidate=best.candidate.key,
+        tokens_per_second=best.tokens_per_second,
+        device_gib=gib(best.measurement.peak_device),
+    )
+
+
+def predicted(
+    options: PlanOptions, note: Callable[[str], None], seen: Run | None = None, *, gpus_per_node: int | None = None
+) -> ScalePoint:
+    """What `ladder plan` says; after a tune was `seen`, on GPUs like its own, with what its trials taught."""
+    machine = None
+    if seen is not None:
+        engines = seen[0].engines
+        tried = {each.consent.switch: True for engine in engines for each in engine.techniques if each.consent.switch}
+        options = replace(options, dtype=seen[0].workload.dtype, switches={**tried, **options.switches})
+        machine = like(*seen, options.gpus or 1, gpus_per_node)
+    found = expected_winner(plan_of(options, note, machine)[0])
+    point = ScalePoint(gpus=options.gpus or 1, source="predicted")
     if found is None:
         return point
     return replace(
         point,
-        source="predicted",
         candidate=found.outlook.candidate.key,
-        tokens_per_second=found.tokens_per_second,
-        low=found.low,
-        high=found.high,
+        tokens_per_second=found.outlook.tokens_per_second,
+        low=found.outlook.pessimistic,
+        high=found.outlook.optimistic,
         device_gib=gib(found.outlook.memory.peak),
-        is_sure=found.is_sure,
+        is_sure=found.fits == "yes",
     )
 
 
-def _by_count(stored: Sequence[StoredRun]) -> list[tuple[int, StoredRun]]:
-    return [(run.space.world_size, run) for run in stored]
-
-
-def _result(
-    options: ScaleOptions, workload: Workload, points: Sequence[ScalePoint], left_out: Mapping[int, str]
-) -> ScaleResult:
-    if not any(point.tokens_per_second for point in points):
-        most = max((point.gpus for point in points), default=0)
-        raise NothingFitsError(
-            f"Nothing fits on up to {most} GPUs; add larger numbers to --gpus, or see `ladder plan`."
-        )
-    return ScaleResult(
-        model=workload.model.name,
-        global_batch_size=workload.global_batch_size,
-        price=options.price,
-        points=with_prices(points, options.price),
-        left_out=left_out,
-    )
-
-
-def _measured(space: Space, records: Sequence[Record], source: str) -> ScalePoint:
-    point = ScalePoint(gpus=space.world_size, nodes=space.num_nodes, source=source)
-    found = faster_without_deepspeed(records, space.tolerance) or answer(records)
-    if found is None or found.measurement is None or not found.tokens_per_second:
-        return replace(point, source="none")
+def like(space: Space, records: Sequence[Record], count: int, gpus_per_node: int | None) -> Machine:
+    """`count` GPUs like those of a tune on one node, and as fast as its trials say."""
+    belief, nodes = believe(space, records), num_nodes(count, gpus_per_node)
+    rates = dict(space.rates) if belief.trusts_what_is_known else {}
+    learned = {name: (mean, deviation) for name, mean, deviation in space.learned if belief.trusts_what_is_known}
     return replace(
-        point,
-        candidate=found.candidate_key,
-        tokens_per_second=found.tokens_per_second,
-        device_gib=gib(found.measurement.peak_device),
-        joules_per_token=found.joules_per_token,
+        bare_machine(count, space.memory_limit, num_nodes=nodes, host_memory=space.host_memory * nodes),
+        gpus=(Gpu("", space.gpu_name or "", space.memory_limit),) * count,
+        num_cores=space.num_cores * nodes,
+        rates=rates,
+        learned=learned | lessons(belief.speed, [engine.rung for engine in space.engines], learned),
     )
 
 
-def _undivided(workload: Workload, count: int) -> str:
-    """Why `count` GPUs cannot share the global batch; empty if they can."""
-    batch = workload.global_batch_size
-    return f"{count} GPUs cannot divide the global batch of {batch} sequences evenly." if batch % count else ""
+def _compared(points: Sequence[ScalePoint], price: float | None) -> list[ScalePoint]:
+    """`points` with their efficiency, and with the cost of a billion tokens if a GPU-hour has a `price`."""
+    each = {point.gpus: point.tokens_per_second / point.gpus for point in points if point.tokens_per_second}
+    first = next(iter(each.values()), None)
+    return [
+        replace(point, efficiency=speed / first, cost=1e9 / speed / 3600 * price if price else None)
+        if first and (speed := each.get(point.gpus))
+        else point
+        for point in points
+    ]
 
 
-def _paper(options: ScaleOptions) -> SimulatedMachine | None:
-    if options.machine is None:
-        if options.launcher == "simulated":
-            raise UsageError("--launcher simulated needs a --machine, such as a100-80 or a machine file.")
-        return None
-    machine = read_machine(options.machine)
-    if options.launcher == "simulated" and options.gpus_per_node is not None:
-        raise UsageError("--gpus-per-node has no effect with --launcher simulated; change num_gpus of the --machine.")
-    if options.launcher != "simulated" and options.trials:
-        raise UsageError("--machine names a simulated machine: add --launcher simulated or --no-trials.")
-    return machine
-
-
-def _stored(options: ScaleOptions) -> list[StoredRun]:
-    """The runs of `--runs`. UsageError if they differ in what was trained, or on which GPUs."""
-    runs = [read_run(folder) for folder in options.runs]
-    if len({run.space.world_size for run in runs}) < len(runs):
-        raise UsageError("--runs: two runs have the same number of GPUs; name one of them.")
-    for folder, run in zip(options.runs, runs, strict=True):
-        first = runs[0].space
-        for what, is_same in (
-            ("workload", run.space.workload.fingerprint() == first.workload.fingerprint()),
-            ("GPUs", run.space.gpu_name == first.gpu_name and run.space.memory_limit == first.memory_limit),
-        ):
-            if not is_same:
-                raise UsageError(f"--runs: {shown(folder)} has another {what} than {shown(options.runs[0])}.")
-        if run.space.device != "cuda":
-            raise UsageError(f"--runs: {shown(folder)} was tuned on the CPU; name runs on GPUs.")
-    return runs
-
-
-def _workload(
-    options: ScaleOptions, paper: SimulatedMachine | None, stored: Sequence[StoredRun], note: Callable[[str], None]
-) -> Workload:
-    """The same for all counts. UsageError if the stored runs trained something else."""
-    gpu_name = paper.gpu_name if paper else stored[0].space.gpu_name if stored else None
-    model = resolve_model(options.model, task=options.task, count=counting(note))
-    batch = options.global_batch_size or (stored[0].space.workload.global_batch_size if stored else _BATCH)
-    workload = workload_of(
-        model,
-        1,
-        note,
-        count=counting(note),
-        task=options.task,
-        seq_len=options.seq_len,
-        global_batch_size=batch,
-        dtype=dtype_of(options.dtype, gpu_name, note),
-        optimizer=options.optimizer,
-        **what_is_trained(options),
-    )
-    if stored and stored[0].space.workload.fingerprint() != workload.fingerprint():
-        raise UsageError(f"--runs: {shown(options.runs[0])} trained another workload; give the options of its tune.")
-    return workload
-
-
-def _counts_here(options: ScaleOptions, paper: SimulatedMachine | None, counts: Sequence[int]) -> list[int]:
-    """Those of `counts` that can be tuned here."""
-    if not options.trials:
-        return []
-    most = None if paper is not None else len(visible_gpus())
-    return [count for count in counts if most is None or count <= most]
-
-
-def _tune_options(options: ScaleOptions, workload: Workload, count: int) -> TuneOptions:
-    """The options of the tune of `count` GPUs. Its answer is written into a folder of its own."""
-    folder = options.output / f"{count}-gpus"
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = {each.name: getattr(options, each.name) for each in fields(WorkloadOptions)}
-    return TuneOptions(
-        **shared | {"global_batch_size": workload.global_batch_size, "dtype": workload.dtype},
-        gpus=count,
-        gpu_memory=options.gpu_memory,
-        launcher=options.launcher,
-        machine=options.machine if options.launcher == "simulated" else None,
-        time_budget=options.time_budget,
-        switches=options.switches,
-        allow=options.allow,
-        run_dir=folder / "run",
-        output=folder / Path("best_config.json"),
-    )
-
-
-def space_of(options: ScaleOptions, workload: Workload, machine: Machine) -> Space:
-    """What a tune of `workload` on `machine` would search, without NVMe."""
-    choices = TechniqueChoices(switches=options.switches, allow=options.allow)
-    supported, _ = split_supported(RUNGS_BY_NAME.values(), machine, workload)
-    rungs = [rung for rung in supported if "nvme" not in rung.devices]
-    return make_space(
-        problem_of(workload, machine),
-        rungs,
-        micro_batches_of(workload, machine.world_size, None),
-        techniques=techniques_tried(choices, workload, "cuda", on_paper=True),
-        checkpointing=ways_of_checkpointing(version_of("transformers")),
-    )
-
-
-def _machine(options: ScaleOptions, paper: SimulatedMachine | None, runs: Mapping[int, Run], count: int) -> Machine:
-    """`count` GPUs like those of the runs, of the machine on paper, or with the memory that was given."""
-    if paper is not None:
-        if options.gpus_per_node is not None:
-            paper = paper.model_copy(update={"num_gpus": options.gpus_per_node})
-        return replace(paper.machine(count, gpu_memory=options.gpu_memory), nvme_path=None)
-    nodes = num_nodes(count, options.gpus_per_node or _GPUS_OF_A_NODE)
-    if not runs:
-        if options.gpu_memory is None:
-            raise UsageError("No GPUs to predict for: give --gpu-memory, a --machine, or --runs of earlier tunes.")
-        return bare_machine(count, options.gpu_memory, num_nodes=nodes)
-    seen, _ = runs[max(runs)]
-    limit = options.gpu_memory or seen.memory_limit
-    return replace(
-        bare_machine(count, limit, num_nodes=nodes),
-        gpus=tuple(Gpu("", seen.gpu_name or "", limit) for _ in range(count)),
-        host_memory=seen.host_memory // seen.num_nodes * nodes,
-        num_cores=max(1, seen.num_cores // seen.num_nodes) * nodes,
-        rates=dict(seen.rates),
-        learned={name: (mean, deviation) for name, mean, deviation in seen.learned},
-    )
+def as_json(options: ScaleOptions, points: Sequence[ScalePoint]) -> dict[str, Any]:
+    """The comparison as values for JSON."""
+    return {
+        "model": options.model,
+        "global_batch_size": batch_of(options),
+        "price_per_gpu_hour": options.price,
+        "points": [asdict(point) for point in points],
+    }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import ladder
 from ladder.cli.main import main
+from ladder.machine.described import Gpu
+from ladder.tuning.options import TuneOptions
+from ladder.tuning.run import TuneOutput, run_tune
+from ladder.units import GIB
 
 MODEL = ["scale", "llama-3.2-1b"]
 ON_PAPER = ["--launcher", "simulated", "--machine", "a100-80"]
@@ -20,88 +23,78 @@ ON_PAPER = ["--launcher", "simulated", "--machine", "a100-80"]
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def scaled(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def scaled(capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
     assert main([*MODEL, *options, "--format", "json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["points"]
     return found
 
 
-def test_simulated_numbers_are_tuned_and_larger_ones_predicted_from_their_runs_and_the_report_tells_them_apart(
+def test_numbers_that_are_here_are_tuned_and_teach_the_predictions_of_larger_ones(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuned = scaled(capsys, "--gpus", "2,4,8", "--price", "2.5", *ON_PAPER)
-    assert [point["source"] for point in tuned["points"]] == ["simulated"] * 3
-    two, four, eight = (Path(f"ladder-scale/{count}-gpus/run") for count in (2, 4, 8))
-    runs = [word for run in (two, four) for word in ("--runs", str(run))]
-    found = scaled(capsys, "--gpus", "2,4,8", "--no-trials", "--price", "2", "--output", "later", *runs)
-    assert [point["source"] for point in found["points"]] == ["simulated", "simulated", "predicted"]
-    seen, (small, _, guess) = tuned["points"][2], found["points"]
-    assert abs(math.log(guess["tokens_per_second"] / seen["tokens_per_second"])) < 0.1
-    alone = scaled(capsys, "--gpus", "8", "--no-trials", "--machine", "a100-80")["points"][0]
-    assert guess["high"] / guess["low"] < alone["high"] / alone["low"]
+    (tuned,) = scaled(capsys, "--gpus", "8", *ON_PAPER)
+    assert tuned["source"] == "simulated"
+    (alone,) = scaled(capsys, "--gpus", "8", "--machine", "a100-80")
 
-    page = Path("later", "report.html").read_text()
-    for heading in ("Tokens per second", "Efficiency"):
-        assert f"<h2>{heading}</h2>" in page
-    assert f"2 GPUs, {small['candidate']}: simulated, {small['tokens_per_second']:,.0f} tokens/s, 100%" in page
-    span = f"({guess['low']:,.0f} to {guess['high']:,.0f})"
-    assert f"8 GPUs, {guess['candidate']}: predicted, {guess['tokens_per_second']:,.0f} tokens/s {span}" in page
-    assert found["verdict"] in page
-    assert f"<td>{guess['cost']:,.2f}</td>" in page
+    def simulated(options: TuneOptions, *rest: Any) -> TuneOutput:
+        done = run_tune(replace(options, launcher="simulated", machine="a100-80"), *rest)
+        return replace(done, simulated=None)
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    benchmark = importlib.import_module("scale")
-    errors = benchmark.errors_of_stored([eight, two, four])
-    rows = capsys.readouterr().out.splitlines()
-    counts = [word for row in rows for word in row.split() if word.startswith("gpus=")]
-    assert counts == ["gpus=4", "gpus=8"], rows
-    assert all(error < 0.2 for error, _ in errors)
-    assert benchmark.errors_of_stored([two, four]) == errors[:1], "each from the smaller ones alone"
-    with pytest.raises(SystemExit, match="of each number of GPUs one"):
-        benchmark.errors_of_stored([two, two])
+    monkeypatch.setattr("ladder.tuning.scaling.run_tune", simulated)
+    monkeypatch.setattr("ladder.tuning.scaling.visible_gpus", lambda: [Gpu("", "A100", 80 * GIB)] * 4)
+    four, eight = scaled(capsys, "--gpus", "8,4", "--output", "later", "--price", "2")
+    assert (four["source"], eight["source"]) == ("measured", "predicted")
+    assert abs(math.log(eight["tokens_per_second"] / tuned["tokens_per_second"])) < 0.1
+    assert eight["high"] / eight["low"] < alone["high"] / alone["low"]
+    each = [point["tokens_per_second"] / point["gpus"] for point in (four, eight)]
+    assert (four["efficiency"], eight["efficiency"]) == (1, each[1] / each[0])
+    assert four["cost"] == pytest.approx(1e9 / each[0] / 3600 * 2)
 
 
-def test_between_nodes_what_keeps_traffic_inside_them_is_tried_and_predicted_if_asked_for(
+def test_a_prediction_is_that_of_plan_with_the_techniques_that_were_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    numbers = ["--gpus", "16", "--global-batch-size", "16", "--seq-len", "512"]
-    on_paper = ["--no-trials", "--machine", "a100-80"]
-    (usual,) = scaled(capsys, *numbers, *on_paper)["points"]
-    (divided,) = scaled(capsys, *numbers, *on_paper, "--hybrid")["points"]
-    assert "+hybrid=8" in divided["candidate"]
-    assert divided["tokens_per_second"] > 1.05 * usual["tokens_per_second"]
-    (tuned,) = scaled(capsys, *numbers, *ON_PAPER, "--hybrid")["points"]
-    assert "+hybrid=8" in tuned["candidate"]
+    options = ["--gpus", "16", "--global-batch-size", "16", "--seq-len", "512", "--machine", "a100-80", "--hybrid"]
+    (point,) = scaled(capsys, *options)
+    assert "+hybrid=8" in point["candidate"]
+    assert main(["plan", *MODEL[1:], *options]) == 0
+    assert f"about {point['tokens_per_second']:,.0f} tokens/s" in capsys.readouterr().out
 
 
-def test_the_python_call_finds_what_the_command_finds_and_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    found = scaled(capsys, "--gpus", "4,6,8", "--no-trials", "--machine", "a100-80")
-    assert "divide" in found["left_out"]["6"]
-    done = ladder.scale("llama-3.2-1b", gpus="4,6,8", trials=False, machine="a100-80", quiet=True)
-    assert done.result.plain() == found
-    assert list(done.points["tokens_per_second"]) == [point["tokens_per_second"] for point in found["points"]]
-    assert (done.smallest, done.verdict) == (found["smallest_gpus"], found["verdict"])
-    assert done.report.is_file()
-    assert repr(done).startswith("<Scaled: llama-3.2-1b on 4, 8 GPUs; The fewest of these that fit: 4.")
+def test_the_python_call_finds_what_the_command_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scaled(capsys, "--gpus", "4,8", "--machine", "a100-80")
+    done = ladder.scale("llama-3.2-1b", gpus="4,8", machine="a100-80", quiet=True)
+    assert done.facts["points"] == found
+    assert list(done.points["tokens_per_second"]) == [point["tokens_per_second"] for point in found]
+    assert repr(done) == "<Scaled: llama-3.2-1b on 4, 8 GPUs>"
     assert done._repr_html_().count("<td>predicted</td>") == 2
     with pytest.raises(ladder.UsageError, match=r"gpus=…|gpus:"):
         ladder.scale("llama-3.2-1b", gpus="0", quiet=True)
 
 
-def test_that_nothing_fits_has_an_exit_code_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scale", "llama-2-7b", "--gpus", "1,2", "--no-trials", "--gpu-memory", "3GiB"]) == 3
+def test_the_table_says_where_nothing_fits_and_the_exit_code_if_it_fits_nowhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["scale", "llama-2-7b", "--gpu-memory", "3GiB", "--price", "2", "--gpus"]
+    assert main([*options, "1,2"]) == 0
+    title, one, two = capsys.readouterr().out.splitlines()
+    assert "cost/1e9" in title
+    assert "nothing fits" in one
+    assert two.rstrip().endswith("(may fit)")
+    assert main([*options, "1"]) == 3
     assert "Nothing fits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "options",
     [
+        *(["--gpus", text] for text in ("", "0", "1,,2", "-1", "2.5", "4096", "²", "9" * 5000)),
+        ["--gpus", "1"],  # of which memory?
+        ["--gpus", "3", "--gpu-memory", "80GiB"],
         ["--script", "train.py"],
-        ["--gpus", "3"],
         ["--price", "0"],
-        ["--machine", "a100-80"],
-        ["--gpus-per-node", "4", *ON_PAPER],
-        ["--runs", "nowhere"],
+        ["--allow", "nothing", "--gpu-memory", "80GiB"],
+        ["--launcher", "simulated"],
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
