@@ -55,13 +55,6 @@ def raise_hostile_text() -> None:
     raise RuntimeError(HOSTILE + "\nsecond line")
 
 
-def ask_for_a_pebibyte() -> None:
-    import torch
-
-    _happened(os.getpid())
-    torch.empty(1 << 50, dtype=torch.uint8)
-
-
 def print_a_lot() -> None:
     """Far more than a log may hold: text, bytes that are no text, and orders to a terminal."""
     block = (b"\x1b[2J\x1b]0;owned\x07\xff\xfe\x00" + b"x" * 1013) * 1024

@@ -16,10 +16,9 @@ import pytest
 from faults.mounts import fill, make_read_only, mounted
 from helpers import make_candidate, make_measurement, make_record
 
-from ladder.errors import EnvironmentFaultError, LadderError, UsageError
+from ladder.errors import EnvironmentFaultError, LadderError
 from ladder.events.outcome import Record
-from ladder.runs.history import SCHEMA_VERSION, History
-from ladder.runs.journal import _CHECKSUM, _checksum
+from ladder.runs.history import History
 from ladder.tuning.run import _disk_faults
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}
@@ -94,15 +93,6 @@ def test_cut_at_every_byte_of_the_last_record_the_history_is_that_of_the_records
         assert records_in(folder) == RECORDS[:-1], length
 
 
-@pytest.mark.parametrize("cut", [1, 57, 400])
-def test_after_a_torn_tail_what_is_added_is_whole(copied: Path, cut: int) -> None:
-    journal = copied / "journal.log"
-    journal.write_bytes(journal.read_bytes()[:-cut])
-    with opened(copied) as history:
-        history.add(RECORDS[-1:], BY_KEY, {})
-    assert records_in(copied) == RECORDS
-
-
 # Damage
 
 
@@ -167,27 +157,6 @@ def test_what_optuna_dashboard_notes_down_is_no_damage(copied: Path) -> None:
 
 
 # Histories of others
-
-
-def test_a_future_schema_is_refused_and_left_as_it_is(copied: Path) -> None:
-    journal = copied / "journal.log"
-    lines, last = [], 0
-    for line in map(json.loads, journal.read_text().splitlines()):
-        del line[_CHECKSUM]
-        if "run" in line.get("user_attr", {}):
-            line["user_attr"]["run"]["schema_version"] = SCHEMA_VERSION + 1
-        line[_CHECKSUM] = last = _checksum(line, last)
-        lines.append(json.dumps(line) + "\n")
-    journal.write_text("".join(lines))
-    assert "newer ladder" in refused(copied, UsageError)
-
-
-def test_another_workloads_history_is_refused_and_left_as_it_is(copied: Path) -> None:
-    before = (copied / "journal.log").read_bytes()
-    with pytest.raises(UsageError, match=r"another tune \(world size differ\).*--run-dir"):
-        History(copied, "xyz", {**FACTS, "world size": 4})
-    assert (copied / "journal.log").read_bytes() == before
-    assert records_in(copied) == RECORDS
 
 
 # Disks

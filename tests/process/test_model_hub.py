@@ -168,8 +168,6 @@ def test_a_gated_model_is_refused_with_its_page_and_the_login_that_is_missing(hu
     ("status", "code", "words"),
     [
         (401, "GatedRepo", ["gated", "licence", "HF_TOKEN"]),
-        (403, "GatedRepo", ["gated", "licence", "HF_TOKEN"]),
-        (401, "RepoNotFound", ["no public model"]),
         (404, "RepoNotFound", ["no public model"]),
         (404, "EntryNotFound", ["no config.json", "base model"]),
         (500, "", ["answered 500"]),

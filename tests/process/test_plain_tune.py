@@ -28,19 +28,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.night  # test_plain_scripts.py tunes torch alone too, and on paper its files are seen
-def test_torch_alone_is_tuned_and_proven_and_only_its_own_files_are_written(folder: Path) -> None:
-    done = ladder("tune", "config.json", *SMALL, "--backend", "torch", "--format", "json", folder=folder)
-    assert done.status == 0, done.errors
-    assert files_in(folder) == PLAIN
-    document = json.loads(done.output)
-    assert document["answer"] is None
-    assert document["plain"]["rung"] == "ddp"
-    assert document["plain"]["tokens_per_second"] > 0
-    unsupported = {row["rung"]: row["why"] for row in document["candidates"] if row["status"] == "unsupported"}
-    assert set(unsupported) == {"fsdp2", "fsdp2+no-reshard", "fsdp2+cpu"}
-
-
 def test_deepspeeds_answer_is_found_first_and_names_what_is_faster_without_it(folder: Path) -> None:
     rungs = ["--rung", "zero2", "--rung", "ddp", "--tolerance", "0"]
     done = ladder("tune", "config.json", *SMALL, "--backend", "all", *rungs, folder=folder)

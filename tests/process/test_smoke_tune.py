@@ -100,43 +100,6 @@ def test_the_same_command_again_starts_no_trial_and_gives_the_same_answer(
     assert again.num_left == 0
 
 
-def test_another_strategy_on_the_same_run_folder_uses_what_is_known(small_tune_done: tuple[Path, Finished]) -> None:
-    folder, _ = small_tune_done
-    trials = trials_of(folder / RUN)
-    walked = ladder(*SMALL_TUNE, "--strategy", "walk", "--output", "walked.json", folder=folder)
-    assert walked.status == 0
-    assert load_best_config(folder / "walked.json")["ladder"]["rung"] == "zero2"
-    # The walk's own steps may be new (zero0 without checkpointing was pruned); what was measured is not tried again.
-    new = [name for name in trials_of(folder / RUN) if name not in trials]
-    keys = [
-        candidate["key"]
-        for name in new
-        for candidate in json.loads((folder / RUN / "trials" / name / "spec.json").read_text())["candidates"]
-    ]
-    known = pd.read_csv(folder / RUN / "trials.csv")
-    assert len(new) <= 1
-    assert set(keys) <= {"zero0 ckpt=off mb=1"}, known
-
-
-def test_another_workload_in_the_same_run_folder_is_refused(small_tune_done: tuple[Path, Finished]) -> None:
-    folder, _ = small_tune_done
-    other = ladder(*SMALL_TUNE, "--seq-len", "32", folder=folder)
-    assert other.status == 2
-    assert "workload" in other.errors
-    assert "--run-dir" in other.errors
-
-
-@pytest.mark.usefixtures("trial_environment")
-def test_when_nothing_fits_the_status_is_three_and_the_sentence_says_what_came_closest(tmp_path: Path) -> None:
-    done = ladder("tune", "tiny-llama", "--gpus", "0", "--gpu-memory", "250MiB", "--rung", "zero0", folder=tmp_path)
-    assert done.status == 3, done.errors
-    last = done.errors.strip().splitlines()[-1]
-    assert last.startswith("ladder: Nothing fits in ")
-    assert "rank" in last
-    assert not (tmp_path / "best_config.json").exists()
-    assert done.num_left == 0
-
-
 without_gpus = pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="for machines without GPUs")
 HOSTILE = {**TINY_CONFIG, "use_kernels": True}
 

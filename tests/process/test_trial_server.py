@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers import TINY_CONFIG, WORLD_SIZE, Bench, is_alive, processes_with, tiny_trial, wait_until
+from helpers import TINY_CONFIG, WORLD_SIZE, processes_with, tiny_trial, wait_until
 
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError
 from ladder.events.as_json import from_json, to_json
-from ladder.events.protocol import RUN_MARKER, DoneEvent, Event, StepEvent, TrialSpec
+from ladder.events.protocol import RUN_MARKER, TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
@@ -47,30 +46,6 @@ def servers(tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[s
         assert processes_with(RUN_MARKER, marker) == []
 
     return started
-
-
-def test_a_server_killed_in_the_middle_of_a_trial_is_noticed_and_the_next_trial_works(
-    warm_bench: Bench, tmp_path: Path
-) -> None:
-    ranks: list[psutil.Process] = []
-
-    def kill_server_at_first_step(rank: int, event: Event) -> None:
-        if isinstance(event, StepEvent) and not ranks:
-            (server,) = [process for process in warm_bench.processes() if process.parent() == psutil.Process()]
-            ranks.extend(server.children())
-            server.send_signal(signal.SIGKILL)
-
-    run = warm_bench.run(tiny_trial(tmp_path / "0001", 1, steps=ENDLESS), kill_server_at_first_step)
-    assert run.stop is not None
-    assert run.stop.kind == "lost_server"
-    assert len(ranks) == WORLD_SIZE
-    assert warm_bench.processes() == []
-    # A process being taken down shows no environment any more: the launcher may return a moment before its end.
-    wait_until(lambda: not any(is_alive(rank) for rank in ranks), seconds=1)
-
-    run = warm_bench.run(tiny_trial(tmp_path / "0002", 1))
-    assert run.stop is None
-    assert all(isinstance(events[-1], DoneEvent) for events in run.events)
 
 
 def test_a_server_loads_more_operators_on_request_and_ends_with_its_ranks_when_its_stdin_does(

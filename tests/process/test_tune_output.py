@@ -87,14 +87,6 @@ def test_json_is_one_document_on_stdout_and_says_what_the_files_say(tmp_path: Pa
     assert "trial 0001" in errors
 
 
-def test_json_stays_one_document_when_there_is_no_answer(run: Run) -> None:
-    status, output, _ = run("--gpu-memory", "2GiB", "--format", "json")
-    assert (status, json.loads(output)["answer"]) == (3, None)
-    status, output, errors = run("--global-batch-size", "7", "--format", "json", "--quiet")
-    assert status == json.loads(output)["exit_code"] == 2
-    assert errors == f"ladder: {json.loads(output)['error']}\n"
-
-
 def test_quiet_leaves_only_the_answer(run: Run) -> None:
     _, output, errors = run("--quiet")
     assert errors == ""

@@ -55,6 +55,10 @@ def test_a_folder_that_knows_more_gives_the_answer_of_a_new_one(
     assert set(again.trials["rung"]) == set(fresh.trials["rung"])
 
 
+def test_another_strategy_begins_with_all_that_is_known(tmp_path: Path) -> None:
+    assert answer_of(tuned(tmp_path)) == answer_of(tuned(tmp_path, strategy="walk"))
+
+
 def test_on_another_drive_what_swaps_is_measured_and_proven_again_and_without_one_its_answer_is_none(
     tmp_path: Path,
 ) -> None:

@@ -74,12 +74,6 @@ def test_records_and_where_the_time_went_survive_reopening_also_of_trials_that_l
         assert list(history.trial_seconds(of_second)) == ["0002", "0003", "0004"]
 
 
-def test_a_new_folder_is_made_for_its_owner_alone_and_is_empty(tmp_path: Path) -> None:
-    folder = tmp_path / 'it\'s "new"' / "rün"
-    assert records_in(folder) == []
-    assert folder.stat().st_mode & 0o077 == 0
-
-
 def test_the_study_is_an_ordinary_optuna_study_with_one_trial_a_record(copied: Path) -> None:
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(copied / "journal.log")))
     study = optuna.load_study(study_name="ladder", storage=storage)

@@ -55,8 +55,8 @@ def phase(name: Phase, t: float = 0.0) -> PhaseEvent:
 def measured(candidate: str = FIRST.key, t: float = 5.0, **changes: Any) -> MeasuredEvent:
     settings: dict[str, Any] = {
         "began": 1.0,
-        "accumulate_seconds": [1.0, 1.2, 1.1],
-        "boundary_seconds": [2.0, 2.4, 2.2],
+        "accumulate_seconds": [1.0, 5.0, 1.1],
+        "boundary_seconds": [2.0, 9.0, 2.2],
         "peak_allocated": GIB,
         "peak_reserved": 2 * GIB,
         "peak_device": 3 * GIB,
@@ -134,6 +134,7 @@ def test_what_nvml_saw_counts_unless_the_trial_has_far_more_of_the_optimizer_tha
         ({"alloc_retries": 3}, "3 times"),
         ({"skipped_steps": 2}, "2 optimizer steps were skipped"),
         ({"compile_seconds": 41.6}, "compiling took 42 s of its first step, which is not counted"),
+        ({"loader_share": 0.4}, "40% of a step waits for the script's data loader"),
         ({"peak_device": int(0.98 * LIMIT)}, "thin headroom"),
         ({"peak_device": int(0.95 * LIMIT)}, ""),
     ],
