@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from typing import Any
 
 import compare
 import compared
@@ -53,41 +52,6 @@ def test_repetitions_share_a_line_that_shows_how_far_they_are_apart() -> None:
     assert trainer.endswith("| 8 | 900; its training failed: out of memory | 0.90 | 10 | 1 to 2 | 50 | 50% |")
 
 
-def test_kinds_of_gpus_are_not_mixed_in_a_line() -> None:
-    row = {"row": "sft", "way": "ladder", "answer": {"micro_batch": 8}, "steps": 50, "headroom": 0.5, "why": None}
-    hosts = enumerate((HOST, "1 x NVIDIA H100 80GB HBM3 (GPU-2)"), start=1)
-    rows = [
-        row | {"host": host, "repetition": each, "tokens_per_second": 1000.0 * each, "gpu_seconds": 1.0, "failures": 0}
-        for each, host in hosts
-    ]
-    first, second = compared.live_table(rows).splitlines()[2:]
-    name = compared.LIVE["sft"]
-    assert first.startswith(f"| {name}; H200 | `ladder tune` | 8 | 1,000 | 1.00 |")
-    assert second.startswith(f"| {name}; H100 | `ladder tune` | 8 | 2,000 | 1.00 |")
-
-
-def test_a_training_that_shrank_its_micro_batch_once_more_says_so() -> None:
-    found = {"micro_batch": 15, "checkpointing": True}
-    row = {"row": "sft", "way": "trainer", "host": HOST, "repetition": 1, "tokens_per_second": 9.0, "gpu_seconds": 1.0}
-    row |= {"failures": 7, "steps": 20, "headroom": 0.0, "why": None}
-    shrunk, whole = (row | {"answer": found | {"trained_micro_batch": each}} for each in (2, 15))
-    assert "| checkpointing, 15, trained with 2 |" in compared.live_table([shrunk])
-    assert "| checkpointing, 15 |" in compared.live_table([whole])
-
-
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the markers of ways"):
         compared.with_tables("no marker")
-
-
-def test_the_picture_counts_a_way_as_without_a_training_only_if_none_of_its_repetitions_trained() -> None:
-    common: dict[str, Any] = {"row": "sft", "host": HOST}
-    rows = [
-        common | {"way": way, "repetition": each, "tokens_per_second": speed}
-        for way, each, speed in (("trainer", 1, 0), ("trainer", 2, 900.0), ("ddp", 1, 0), ("fsdp2", 1, 0))
-    ]
-    without = compared_chart.picture(rows, {"sft": "a, b"})
-    assert ">2</text>" in without
-    ours = common | {"way": "ladder", "repetition": 2, "tokens_per_second": 1000.0}
-    line = compared_chart.picture([*rows, ours], {"sft": "a, b"}).count('class="ours"') - without.count('class="ours"')
-    assert line == 1

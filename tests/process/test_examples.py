@@ -39,11 +39,6 @@ def test_the_table_lists_every_example() -> None:
     assert listed == {path.name for path in EXAMPLES.iterdir() if path.is_file()} - {"README.md", "tiny.py"}
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_every_script_says_what_it_is(path: Path) -> None:
-    assert path.read_text("utf-8").startswith('"""')
-
-
 @pytest.mark.night  # two minutes; tests/process/test_own_script.py has one of each way to train
 def test_the_script_of_one_s_own_is_tuned_and_run_unchanged(tmp_path: Path, trial_environment: dict[str, str]) -> None:
     shutil.copy(EXAMPLES / "own_script.py", tmp_path)

@@ -354,8 +354,6 @@ def test_a_script_that_takes_more_memory_than_its_answer_promises_does_not_hold(
     assert all(event["held_host"] < 2.1 * GIB < event["peak_host"] for event in seen)
 
 
-_CLASSIFY = "{scripts}/classify_trainer.py --model_name_or_path masked --train_file labelled/train.jsonl "
-_CLASSIFY += "--output_dir classify-out --do_train --do_eval --max_steps"
 _TRANSLATE = "{scripts}/translate_trainer.py --model_name_or_path seq2seq --train_file translation/train.jsonl "
 _TRANSLATE += "--output_dir translate-out --do_train --do_eval --predict_with_generate --max_steps"
 _QLORA = "{scripts}/qlora_trainer.py --model-path model --train-file text/train.jsonl --output_dir out --use-cpu"
@@ -369,7 +367,6 @@ _DPO += "--per_device_train_batch_size 4 --max_steps"
     ("command", "run", "kind", "micro_batch"),
     [
         ("{scripts}/masked_trainer.py masked.yaml", "{scripts}/masked_trainer.py longer.yaml", "trainer", 4),
-        (f"{_CLASSIFY} 4", f"{_CLASSIFY} {STEPS}", "trainer", 4),
         (f"{_TRANSLATE} 3", f"{_TRANSLATE} {STEPS}", "trainer", 4),
         ("accelerate launch {scripts}/pairs_loop.py", "", "accelerate", 4),
         (
@@ -382,7 +379,7 @@ _DPO += "--per_device_train_batch_size 4 --max_steps"
         (f"-m trl.scripts.dpo {_DPO} 2", f"-m trl.scripts.dpo {_DPO} {STEPS}", "trainer", 2),
         (f"trl dpo {_DPO} 2", f"trl dpo {_DPO} {STEPS}", "trainer", 2),
     ],
-    ids=["masked", "classify", "translate", "pairs", "experts", "qlora", "trl.scripts.dpo", "trl dpo"],
+    ids=["masked", "translate", "pairs", "experts", "qlora", "trl.scripts.dpo", "trl dpo"],
 )
 def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     command: str, run: str, kind: str, micro_batch: int, tmp_path: Path, script_inputs: Path

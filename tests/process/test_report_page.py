@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import make_record
 
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
@@ -201,14 +200,3 @@ def test_several_runs_stand_beside_each_other(browser: Any, simulated_run: Path,
     assert seen.page.locator(".comparison thead th").count() == 3
     assert seen.page.locator("svg.chart:visible").count() == 9
     assert seen.errors == []
-
-
-def test_a_report_of_two_hundred_trials_is_below_one_and_a_half_megabytes(run: ReportedRun) -> None:
-    space = replace(run.space, workload=replace(run.space.workload, global_batch_size=1 << 14))
-    space = replace(space, micro_batches=tuple(1 << power for power in range(12)))
-    chosen = space.candidates[:200]
-    assert len(chosen) == 200
-    records = [make_record(each, trial=f"{number:04d}") for number, each in enumerate(chosen, 1)]
-    seconds = {record.trial: {"model": 1.5, "engine": 2.5, "warmup": 3.0, "measure": 4.0} for record in records}
-    text = html([replace(run, space=space, records=records, trial_seconds=seconds)])
-    assert len(text.encode()) < 1.5e6

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
-from side_by_side import HERE, MARKER, run
+from side_by_side import run
 
 CHILD = "import time; time.sleep(600)"
 PARENT = f"""
@@ -25,14 +24,6 @@ def runs(pid: int) -> bool:
     """A zombie does not: in a container, nobody may be there to reap it."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_training(process: psutil.Process) -> bool:
-    """It bears the benchmark's mark; what asks NVML has none, and ends by itself a moment after its parent."""
-    try:
-        return MARKER in process.environ()
     except psutil.NoSuchProcess:
         return False
 
@@ -54,17 +45,3 @@ def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path) -> None:
     ended = run([sys.executable, "-c", PARENT, "0"], longest=60.0, folder=tmp_path)
     assert ended.code == 0
     assert not runs(int((tmp_path / "child").read_text()))
-
-
-def test_a_benchmark_that_is_told_to_end_takes_the_training_with_it(tmp_path: Path) -> None:
-    words = [sys.executable, str(HERE / "compare.py"), str(tmp_path), "cpu-sft", "--only", "trainer"]
-    benchmark = subprocess.Popen(words)
-    patience = time.monotonic() + 120
-    training: list[psutil.Process] = []
-    while not training and time.monotonic() < patience:
-        time.sleep(0.2)
-        training = [each for each in psutil.Process(benchmark.pid).children(recursive=True) if is_training(each)]
-    benchmark.terminate()
-    assert benchmark.wait(60) == 143
-    assert training
-    assert [process for process in training if runs(process.pid)] == []

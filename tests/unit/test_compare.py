@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from autotuner import read_results
-from hand_search import Row, searched
-from side_by_side import TIME_OVER, Ended
+from side_by_side import Ended
 from unmodified import Training, logged_steps, tried_sizes
 
 
@@ -64,26 +63,3 @@ def test_a_program_s_own_logging_gives_the_speed_after_its_first_step() -> None:
     failed = Training(5.0, Ended(1, 20.0, LOG), 7.5, logged_steps(LOG))
     assert (failed.tokens_per_second, failed.why, failed.real(8)) == (None, "out of memory", None)
     assert tried_sizes(LOG, gpus=2) == [512, 256]
-
-
-def test_a_search_by_hand_that_was_cut_off_goes_on_with_the_time_that_the_others_left() -> None:
-    asked = list[tuple[str, list[int]]]()
-
-    def attempt(search: str, micro_batches: list[int], longest: float) -> tuple[list[Row], float]:
-        asked.append((search, micro_batches))
-        if search == "fails":
-            return [{"ended": "out of memory"}], 10.0
-        fitting = micro_batches[: int(longest // 50.0)]
-        is_over = len(fitting) < len(micro_batches)
-        rows: list[Row] = [{"micro_batch": size, "tokens_per_second": float(size)} for size in fitting]
-        return [*rows, {"ended": f"{TIME_OVER} after {longest} s"}] if is_over else rows, 50.0 * len(fitting)
-
-    sizes = [1, 2, 4, 8, 16]
-    found = searched(["long", "fails"], sizes, attempt)
-    assert asked == [("long", sizes), ("fails", sizes), ("long", [8, 16])]
-    assert found.best == {"micro_batch": 16, "tokens_per_second": 16.0}
-    assert found.told() == {"seconds": 260.0, "failures": 1, "failed": ["out of memory"], "finished": True}
-    cut_off = searched(["long", "longer"], [*sizes, 32, 64, 128, 256], attempt)
-    assert (cut_off.finished, cut_off.told()["failures"]) == (False, 0)
-    nothing = searched(["fails"], sizes, attempt)
-    assert (nothing.best, nothing.finished, nothing.told()["why"]) == (None, True, "out of memory")
