@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def section_in(folder: Path) -> dict[str, Any]:
     return section
 
 
+@pytest.mark.night  # a proof of it is below
 @pytest.mark.alone  # beside other tests its steps differ so much that its answer warns of noise
 def test_a_script_whose_loader_sets_the_pace_is_told_by_how_much(tuned: tuple[Path, Finished]) -> None:
     folder, done = tuned
@@ -68,6 +70,12 @@ def test_a_script_that_decides_itself_what_a_trial_decides_is_found_out_in_the_p
     assert done.made == frozenset()
 
 
+def test_a_proof_says_how_long_its_steps_wait_for_the_script_s_data(looks: Rehearsals) -> None:
+    reported = (looks.trial(SCRIPT, proof=True).folder / "rank0.jsonl").read_text()
+    (told,) = re.findall(r'"loader_share":([\d.]+)', reported)
+    assert float(told) > 0.3, "each batch takes its collator 50 ms"
+
+
 @pytest.mark.night  # a whole verification, for its sentence
 def test_a_verification_ends_with_what_a_script_decides_itself(tuned: tuple[Path, Finished]) -> None:
     folder, _ = tuned
@@ -79,14 +87,3 @@ def test_a_verification_ends_with_what_a_script_decides_itself(tuned: tuple[Path
     assert sentence.endswith("and the candidate has 4; leave that setting of the script to ladder.")
     assert done.num_left == 0
     assert files_in(folder) == before
-
-
-@pytest.mark.alone  # with the one that has this tune
-def test_a_script_with_another_optimizer_is_found_out_before_its_proof(tuned: tuple[Path, Finished]) -> None:
-    folder, _ = tuned
-    done = ladder("verify", "best_config.json", "--", SCRIPT, "--own_optimizer", folder=folder)
-    assert done.status == 2
-    assert done.errors.endswith(
-        "ladder: 'best_config.json' was tuned for the optimizer adamw_torch, but the script trains with adafactor; "
-        "tune it again.\n"
-    )

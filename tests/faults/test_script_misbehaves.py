@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers import Finished, ladder, processes_with, wait_until
+from helpers import Finished, ladder, make_candidate, make_record, processes_with, wait_until
 from helpers.rehearsals import Rehearsals, rehearsals
 from helpers.scripts import MISBEHAVING, SCRIPTS, files_in, folder_with_inputs
 
 from ladder.errors import UsageError
+from ladder.events.outcome import Outcome
+from ladder.search.script_faults import part_of_script
 from ladder.units import MIB
 
 pytest.importorskip("datasets")  # the scripts read their data with it
@@ -180,6 +182,7 @@ def test_a_script_that_trains_in_a_process_of_multiprocessing_is_told_to_train_i
     )
 
 
+@pytest.mark.night  # test_ranks.py has ranks that start others
 def test_a_process_that_a_script_starts_beside_its_training_ends_with_the_tune(home: Path, tuned: Here) -> None:
     # `tuned` sees that none is left, of the look and of two ranks in each trial.
     trainer = f"{SCRIPTS}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out"
@@ -210,21 +213,6 @@ def test_a_script_that_is_refused_ends_the_command_with_a_sentence_and_leaves_no
         f"The script cannot be tuned: the script ended with exit status 3 before it trained {where}."
     )
     assert not (home / "ladder-runs").exists()
-
-
-def test_a_script_that_fails_on_several_ranks_only_is_no_fault_of_its_model(home: Path, tuned: Here) -> None:
-    script = home / "alone.py"
-    script.write_text(
-        "import os\n"
-        "if os.environ['RANK'] != '0':\n    raise OSError('only one process may read this')\n"
-        + (SCRIPTS / "causal_trainer.py").read_text().replace("from __future__ import annotations\n", "")
-    )
-    done = tuned("alone.py --model_name_or_path model --train_file text/train.jsonl --output_dir out")
-    assert done.status == 2
-    sentence = the_sentence(done)
-    assert sentence.startswith("The script failed before its training was measured: rank ")
-    assert "failed in model: OSError: only one process may read this (its output is in trials/" in sentence
-    assert logs_in(home) == []
 
 
 def test_an_interrupted_look_leaves_nothing(home: Path) -> None:
@@ -261,14 +249,6 @@ def test_a_script_that_changes_its_batch_by_itself_is_told_that_trials_decide(lo
     assert (done.said, done.measured, done.made) == ("", 2, frozenset())
 
 
-@pytest.mark.night  # `ladder verify` finds it by the same comparison: test_script_differs.py
-def test_a_script_that_makes_its_own_batches_is_told_so_after_two_proofs(tuned: Here) -> None:
-    done = tuned(f"{MISBEHAVING}/own_batch.py --own_batch", "--micro-batch", "4", "--documented")
-    assert done.status == 2
-    assert the_sentence(done).startswith("The script's own training failed in the proof of zero2 ckpt=")
-    assert "sequences in a micro-step: 2, and the candidate has 4; leave that setting" in the_sentence(done)
-
-
 def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home: Path, tuned: Here) -> None:
     # With 40 MiB memory runs out while oneDNN makes its kernels, which can end in a segmentation fault instead.
     done = tuned(f"{MISBEHAVING}/swallows_oom.py", "--micro-batch", "32", "--strategy", "exhaustive", memory="52MiB")
@@ -280,6 +260,7 @@ def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home
     assert [log for log in logs if "trying half of it" in log.read_text(errors="replace")] == []
 
 
+@pytest.mark.night  # beside the next test, in which a loop does so by itself
 def test_a_loop_that_leaves_out_a_batch_after_an_error_of_its_own_is_no_fit(home: Path, tuned: Here) -> None:
     script = f"{MISBEHAVING}/catches_errors.py skip 400"
     done = tuned(script, "--micro-batch", "32", "--documented", memory="300MiB")
@@ -317,28 +298,18 @@ def test_a_script_that_writes_and_uploads_while_it_trains_does_neither_in_a_tria
 
 
 @pytest.mark.parametrize(
-    ("option", "part", "error"),
+    ("options", "part", "error"),
     [
-        ("", "evaluation", "evaluation: ValueError: no metric for EvalPrediction"),
-        pytest.param(
-            "--save", "save", "save: PermissionError: the archive takes no checkpoint", marks=pytest.mark.night
-        ),
-        pytest.param(
-            "--resume",
-            "resume from its checkpoint",
-            "resume: KeyError: 'the checkpoint has the names of another release'",
-            marks=pytest.mark.night,
-        ),
+        ([], "evaluation", "ValueError: no metric for EvalPrediction"),
+        (["--save"], "save", "PermissionError: the archive takes no checkpoint"),
+        (["--resume"], "resume from its checkpoint", "KeyError: 'the checkpoint has the names of another release'"),
     ],
+    ids=["evaluates", "saves", "resumes"],
 )
 def test_a_script_that_fails_after_its_training_is_told_when_and_why(
-    option: str, part: str, error: str, home: Path, tuned: Here
+    options: list[str], part: str, error: str, looks: Rehearsals
 ) -> None:
-    done = tuned(f"{MISBEHAVING}/fails_later.py {option}", "--micro-batch", "4", "--documented")
-    assert done.status == 2
-    assert "Nothing fits" not in done.errors
-    sentence = the_sentence(done)
-    assert sentence.startswith(f"The script's own {part} failed in the proof of zero2 ckpt=")
-    assert f" failed in {error} (its output is in trials/" in sentence
-    assert sentence.endswith("Its trials fit in memory: mend the script, and start the same command again.")
-    assert not list((home / "ladder-runs").rglob("scratch"))
+    done = looks.trial(f"{MISBEHAVING}/fails_later.py", *options, proof=True)
+    assert (done.said, done.made) == (error, frozenset())
+    outcome = Outcome(kind="crash", moment=done.moment)
+    assert part_of_script(make_record(make_candidate(), "crash", outcome=outcome)) == part

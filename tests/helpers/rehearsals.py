@@ -37,6 +37,7 @@ class Rehearsed:
     """Ranks that measured it."""
     said: str
     """Of the first rank that failed; empty if none did."""
+    moment: str | None
     traceback: str
     made: frozenset[str]
     """Files that are there since."""
@@ -98,6 +99,7 @@ class Rehearsals:
             folder=folder,
             measured=sum(isinstance(event, MeasuredEvent) for event in events),
             said=first.message if first is not None else stopped,
+            moment=first.moment if first is not None else None,
             traceback=first.traceback if first is not None else "",
             made=frozenset(name for name, digest in files_in(self.home).items() if before.get(name) != digest),
         )

@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 import pytest
 from helpers import make_candidate, make_measurement, make_record
+from helpers.answers import answer
+from helpers.scripts import make_script
 
 import ladder
 from ladder.cli.main import main
-from ladder.emit.config import _digest
+from ladder.emit.config import _digest, best_config
 from ladder.errors import MoreMemoryThanPromisedError, NothingFitsError, SlowerThanPromisedError, UsageError
 from ladder.events.outcome import Record
-from ladder.tuning.verification import _model
+from ladder.tuning.tune_events import TuneEvent
+from ladder.tuning.verification import _compare_script, _model
 from ladder.tuning.verified import Verification
 from ladder.units import GIB, MIB
 
@@ -53,6 +56,16 @@ def test_a_length_or_tolerance_that_cannot_be_is_refused_before_the_file_is_read
     (name,) = asked
     with pytest.raises(UsageError, match=f"{name}: .* is not valid; give a"):
         ladder.verify("none.json", **asked)
+
+
+def test_a_script_with_another_optimizer_than_its_answer_s_is_refused() -> None:
+    promised = best_config(answer(workload={"script": make_script()}))["ladder"]["script"]
+    told: list[TuneEvent] = []
+    said = "was tuned for the optimizer adamw_torch_fused, but the script trains with adafactor; tune it again"
+    with pytest.raises(UsageError, match=said):
+        _compare_script(Path("best_config.json"), promised, make_script(optimizer="adafactor").facts, told.append)
+    _compare_script(Path("best_config.json"), promised, make_script().facts, told.append)
+    assert told == []
 
 
 def verification(
