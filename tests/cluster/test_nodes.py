@@ -197,7 +197,7 @@ def test_a_node_on_which_all_of_slurm_is_killed_is_named_and_nothing_is_left(
         leaves_nothing()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.night), signal.SIGKILL])
 def test_a_tune_that_is_ended_leaves_nothing_on_any_node(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
 ) -> None:

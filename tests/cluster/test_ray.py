@@ -45,6 +45,7 @@ def test_a_tune_that_is_killed_leaves_nothing_on_any_node_of_ray(
     leaves_nothing()
 
 
+@pytest.mark.night  # test_nodes.py has it in a job of Slurm
 def test_doctor_measures_the_links_between_the_nodes_of_ray(ray: Cluster, tmp_path: Path) -> None:
     measure = [*LADDER, "doctor", "--measure", "--gpus", "0", "--launcher", "ray", "--nodes", "2", "--format", "json"]
     done = ray.run(*measure, folder=tmp_path, timeout=240, environment={"LADDER_CACHE": str(tmp_path)})

@@ -29,8 +29,8 @@ from ladder.workload.lora import Lora
 from ladder.workload.shapes import shape_from_config, shape_from_sizes
 from ladder.workload.workload import ModelShape, Workload
 
-SOME = 40
-"""In the gate every so many-th type of all. Chosen: a minute."""
+SOME = 80
+"""In the gate every so many-th type of all. Chosen: half a minute."""
 AT_NIGHT = pytest.mark.night("every type of transformers takes half an hour")
 
 

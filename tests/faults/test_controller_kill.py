@@ -43,7 +43,7 @@ def _has_begun(command: Command, before: int) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_kills", [9, pytest.param(20, marks=pytest.mark.night)])
+@pytest.mark.parametrize("num_kills", [6, pytest.param(20, marks=pytest.mark.night)])
 def test_kills_of_the_controller_leave_no_process_and_lose_at_most_the_trial_they_hit(
     tmp_path: Path, num_kills: int
 ) -> None:

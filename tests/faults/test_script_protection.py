@@ -55,7 +55,8 @@ def user(tmp_path: Path, script_inputs: Path, monkeypatch: pytest.MonkeyPatch) -
     return User(tmp_path, script_inputs, monkeypatch)
 
 
-@pytest.mark.parametrize("level", ["overlay", "landlock"])
+# Without a tune, test_protection.py has each level.
+@pytest.mark.parametrize("level", ["overlay", pytest.param("landlock", marks=pytest.mark.night)])
 def test_a_script_that_harms_its_users_files_before_in_and_after_its_training_harms_none(
     level: str, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

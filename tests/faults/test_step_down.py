@@ -69,6 +69,7 @@ def test_a_training_without_a_checkpoint_begins_again(short_of_memory: Path) -> 
     assert [each["step"] for each in history] == list(range(1, 9))
 
 
+@pytest.mark.night  # beside the first test, which runs out in the same way
 def test_a_training_that_is_not_to_step_down_says_what_would_help(short_of_memory: Path) -> None:
     done = ladder("run", "best_config.json", "--", SCRIPT, "--output_dir", "ended", folder=short_of_memory)
     assert done.status == 1

@@ -134,6 +134,7 @@ def test_deepspeed_initialize_trains_with_the_configuration_and_takes_an_optimiz
             assert rank["learning_rate"] == (2e-3 if name == "own" else 3e-3)
 
 
+@pytest.mark.night  # beside the next test: the launch script gives them in the same way
 def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_own_learning_rate(
     tmp_path: Path, reports: Path
 ) -> None:

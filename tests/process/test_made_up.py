@@ -22,6 +22,7 @@ from ladder.launch.base import Deadlines
 TESTS = str(Path(__file__).parents[1])
 
 
+@pytest.mark.night  # in tests/simulated it goes the same way, and test_plain_tune.py tunes another with real ranks
 def test_a_backend_is_tried_compared_and_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
     config, run, saved = tmp_path / "config.json", tmp_path / "run", tmp_path / "saved"

@@ -48,7 +48,9 @@ def test_slower_than_promised_has_a_status_of_its_own_and_the_figures_beside_eac
     assert seen["seen"] == pytest.approx(seen["promised"], rel=0.2)
 
 
-@pytest.mark.parametrize(("asked", "is_whole"), [(["--steps", "2"], True), ([], False)])
+@pytest.mark.parametrize(
+    ("asked", "is_whole"), [(["--steps", "2"], True), pytest.param([], False, marks=pytest.mark.night)]
+)
 def test_the_steps_that_are_asked_for_are_whole_and_those_of_a_proof_have_two_micro_steps(
     small_tune: Path, asked: list[str], is_whole: bool
 ) -> None:
