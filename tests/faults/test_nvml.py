@@ -205,12 +205,3 @@ def test_what_a_dead_process_held_is_waited_for_also_before_the_tune(gpus: FakeG
     began = time.monotonic()
     assert gpus.run(choose) == "['GPU-fake-0', 'GPU-fake-1']"
     assert time.monotonic() - began > 2.5
-
-
-def test_the_tune_itself_ends_with_status_four_before_it_makes_a_run_folder(gpus: FakeGpus, tmp_path: Path) -> None:
-    gpus.set(lost1=1)
-    process = gpus.tune("tiny-llama", folder=tmp_path)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (4, "")
-    assert "GPU 1 cannot be used: GPU is lost" in errors.strip().splitlines()[-1]
-    assert not (tmp_path / "ladder-runs").exists()

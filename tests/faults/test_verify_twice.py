@@ -32,6 +32,7 @@ def trains(folder: Path) -> bool:
     return any(b'"phase":"measure"' in file.read_bytes() for file in files)
 
 
+@pytest.mark.night  # beside the next test, in which the same folder is held
 def test_a_second_verification_of_a_file_is_refused_and_leaves_the_first_one_alone(small_tune: Path) -> None:
     first = start_verification(small_tune, "--minutes", "0.25", "--tolerance", "0.99")
     wait_until(lambda: trains(small_tune) or first.poll() is not None, 60)

@@ -123,14 +123,6 @@ def test_without_torch_a_bundled_model_is_planned_and_another_one_says_what_is_m
     assert "--python" in other.stderr
 
 
-def test_a_model_of_images_is_refused_in_a_sentence_that_says_why(tmp_path: Path) -> None:
-    write_model(tmp_path, {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})
-    done = ladder(*PLAN, folder=tmp_path)
-    assert done.status != 0
-    assert "no class for 'vit' that learns text" in done.errors
-    assert "missing" not in done.errors
-
-
 def test_fp16_on_a_cpu_without_it_is_refused_before_any_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # what an older CPU has
     done = ladder("tune", "tiny-llama", "--gpus", "0", "--dtype", "fp16", "--run-dir", "run", folder=tmp_path)

@@ -125,8 +125,7 @@ def check_counted_loop(case: Case, folder: Path, done: Finished) -> None:
 
 
 _TRAINER = "{scripts}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out"
-_OF_EXPERTS = _TRAINER.replace("path model", "path experts")
-_EXPERTS = "{scripts}/shows_leaves.py " + _OF_EXPERTS
+_EXPERTS = "{scripts}/shows_leaves.py " + _TRAINER.replace("path model", "path experts")
 _LOOP = "accelerate launch --num_processes 2 {scripts}/causal_loop.py --model_name_or_path model "
 _LOOP += "--train_file text/train.jsonl --num_train_epochs "
 _SFT = "-m trl.scripts.sft --model_name_or_path model --dataset_name ./text --output_dir sft-out --use_cpu "
@@ -369,17 +368,10 @@ _DPO += "--per_device_train_batch_size 4 --max_steps"
         ("{scripts}/masked_trainer.py masked.yaml", "{scripts}/masked_trainer.py longer.yaml", "trainer", 4),
         (f"{_TRANSLATE} 3", f"{_TRANSLATE} {STEPS}", "trainer", 4),
         ("accelerate launch {scripts}/pairs_loop.py", "", "accelerate", 4),
-        (
-            f"{_OF_EXPERTS} --max_steps 3",
-            f"{_OF_EXPERTS} --max_steps {STEPS}",
-            "trainer",
-            4,
-        ),
         (f"{_QLORA} --max-steps 8", f"{_QLORA} --max-steps {STEPS}", "trainer", 2),
-        (f"-m trl.scripts.dpo {_DPO} 2", f"-m trl.scripts.dpo {_DPO} {STEPS}", "trainer", 2),
         (f"trl dpo {_DPO} 2", f"trl dpo {_DPO} {STEPS}", "trainer", 2),
     ],
-    ids=["masked", "translate", "pairs", "experts", "qlora", "trl.scripts.dpo", "trl dpo"],
+    ids=["masked", "translate", "pairs", "qlora", "trl dpo"],
 )
 def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     command: str, run: str, kind: str, micro_batch: int, tmp_path: Path, script_inputs: Path
@@ -388,7 +380,7 @@ def test_other_kinds_of_scripts_are_tuned_as_they_are_and_train_with_the_answer(
     masked = (SCRIPTS / "masked.yaml").read_text()
     (folder / "masked.yaml").write_text(masked)
     (folder / "longer.yaml").write_text(masked.replace("max_steps: 6", f"max_steps: {STEPS}"))
-    if words[0] in ("-m", "trl"):
+    if words[0] == "trl":
         script = Path(pytest.importorskip("trl.scripts.dpo").__file__)
     else:
         script = next(Path(word) for word in words if word.endswith(".py"))

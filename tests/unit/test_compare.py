@@ -28,17 +28,6 @@ def test_the_autotuner_s_own_choice_is_read_without_its_section(folder: Path) ->
     assert read["samples_per_second"]["z3_gas1_tmbspg2"] == pytest.approx(28.33, abs=0.01)
 
 
-def test_failed_experiments_are_told_with_their_last_error(folder: Path) -> None:
-    results = folder / "autotuning_results"
-    shutil.rmtree(results / "z0_gas1_tmbspg1")
-    (results / "z1_gas1_tmbspg2" / "metrics.json").unlink()
-    (results / "z1_gas1_tmbspg2" / "stderr.log").write_text("Traceback\ntorch.OutOfMemoryError: CUDA\n  frame\n")
-    read = read_results(folder)
-    assert read["failures"] == 2
-    assert read["failed"]["z0_gas1_tmbspg1"] == "it was never started"
-    assert read["failed"]["z1_gas1_tmbspg2"] == "torch.OutOfMemoryError: CUDA"
-
-
 LOG = """1.0 Total train batch size (w. parallel, distributed & accumulation) = 1,024
 1.5 torch.OutOfMemoryError: CUDA out of memory.
 2.0 Total train batch size (w. parallel, distributed & accumulation) = 512

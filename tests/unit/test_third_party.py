@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 from helpers import there
-from third_party import LeftOutError, adapters_of, errors, outcomes, record_of, shape_of
+from third_party import LeftOutError, adapters_of, errors, outcomes, record_of
 
 from ladder.workload.lora import ALL_LINEAR
 
-SIZES = (
-    "decoder, learned positions, tied embeddings: d_model=768, heads=12, layers=12, ffn=4d, vocab=50368, {} parameters"
-)
 QLORA = {
     "group": "somebody",
     "model": "Mistral-7B-v0.1",
@@ -52,11 +49,6 @@ def test_a_row_is_predicted_and_compared_with_what_was_published_of_it() -> None
     ran_out = record_of(8, QLORA | {"outcome": "oom", "quality": "outcome only"})
     assert ran_out["ratio"] == {}
     assert list(outcomes([record, ran_out]))[-1].split() == ["all", "2", "1", "1", "0"]
-
-
-def test_a_shape_that_notes_tell_in_words_has_as_many_parameters_as_they_say() -> None:
-    row = {"model": "small", "hf_id": None, "seq_len": 2048, "notes": SIZES.format(125_311_488)}
-    assert shape_of(row).num_parameters == 125_311_488
 
 
 @pytest.mark.parametrize(
