@@ -87,11 +87,13 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     tokens, techniques = tokens_of_a_rank(workload, candidate, world_size), candidate.engine.techniques
     block = next((own for each in techniques if (own := each.block_of(model))), None) or usual_block(model)
     wide = model.has_wide_loss
+    kept_wide, by_length = block.kept_wide, block.kept_wide_by_length + _WIDE_BIAS * block.biased_by_length
+    if workload.prepare_kbit:
+        kept_wide, by_length = block.kept_beside_packed, block.kept_beside_packed_by_length
     terms = Terms(
         tokens=tokens,
         kept=block.kept + block.kept_by_length * workload.seq_len,
-        kept_wide=block.kept_wide
-        + (block.kept_wide_by_length + _WIDE_BIAS * block.biased_by_length) * workload.seq_len,
+        kept_wide=kept_wide + by_length * workload.seq_len,
         traffic=block.moved + (block.moved_by_length + _MOVED_FOR_A_BIAS * block.biased_by_length) * workload.seq_len,
         tail=8,
         loss=tokens * model.vocab_size * (_OF_A_LOGIT if wide else _OF_A_NARROW_LOGIT),
@@ -125,6 +127,7 @@ def usual_block(model: ModelShape) -> CountedBlock:
         kernels=_USUAL_KERNELS,
         tensors=sum(each.layer is not None for each in model.modules) / model.num_layers,
         kept_wide=kept + 10.0 * h,
+        kept_beside_packed=kept - 8.0 * h + 4.0 * net,
     )
 
 
@@ -144,21 +147,30 @@ def _of_frozen_blocks(terms: Terms, workload: Workload, block: CountedBlock) -> 
     reading = () if with_dropout else weights.adapted
     held = {each.reads: each for each in weights.packed} if workload.load_in == "8bit" else {}
     shared = {each.reads: _input_bytes(each) for each in (*reading, *held.values()) if not each.is_kept}
-    own, own_wide = sum(shared.values()), sum(_input_bytes(each) for each in reading)
+    # Autocast gives attention's output 16 bits in any case.
+    held_wide = {
+        reads: _input_bytes(each) * (2 if workload.prepare_kbit and reads != "q" else 1) for reads, each in held.items()
+    }
+    own = sum(shared.values())
+    own_wide = sum(_input_bytes(each) for each in reading)
+    own_wide += sum(held_wide[each.reads] for each in held.values() if not each.is_kept)
     if lora is not None:
         of_adapters = 2.0 * lora.rank * len(weights.adapted)
         of_adapters += 3.0 * sum(each.inputs for each in weights.adapted) if with_dropout else 0.0
         of_adapters += 4.0 * sum(each.outputs for each in weights.adapted) if lora.dora else 0.0
         own, own_wide = own + of_adapters, own_wide + of_adapters
     changed = [each for each in weights.adapted if each.kind == "experts"]
+    kept_wide = terms.kept_wide + own_wide  # counted with frozen weights
+    if not workload.prepare_kbit:  # beside adapters, frozen weights are in 16 bits
+        kept_wide = (terms.kept if lora is not None else terms.kept_wide) + own_wide - frozen * block.kept_for_weights
     return replace(
         terms,
-        # Beside adapters, frozen weights are in 16 bits.
         kept=terms.kept + own - frozen * block.kept_for_weights,
-        kept_wide=(terms.kept + own_wide if lora is not None else terms.kept_wide) - frozen * block.kept_for_weights,
+        kept_wide=kept_wide,
         tail=terms.tail - (0.0 if weights.trains_head else 4.0),
         fixed=2.0 * sum(each.size for each in changed),
         unforgotten=sum(_input_bytes(each) for each in held.values()),
+        unforgotten_wide=sum(held_wide.values()),
     )
 
 

@@ -87,6 +87,7 @@ class EmittedTraining:
     device: Device
     lora: Lora | None = None
     load_in: LoadIn | None = None
+    prepare_kbit: bool = False
 
 
 @dataclass(frozen=True)

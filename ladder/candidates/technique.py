@@ -73,6 +73,8 @@ class Terms:
     """Bytes per token that exist only while a block is recomputed."""
     unforgotten: float = 0.0
     """Bytes per token that a block keeps even where it is checkpointed: what layers hold in 8 bits read."""
+    unforgotten_wide: float = 0.0
+    """The same under autocast."""
     master: float = 4.0
     """Bytes of a master weight."""
     moment: float = 4.0

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 SECTION = "ladder"
 
 _WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
-_PARTLY = {"lora", "load_in", "freeze"}
+_PARTLY = {"lora", "load_in", "prepare_kbit", "freeze"}
 _WORKLOAD = {*_WORDS, *_PARTLY, "seq_len", "global_batch_size", "gradient_clipping"}
 _AUTO = re.compile(r"\\*auto")
 
@@ -212,6 +212,7 @@ def _partly_trained(workload: Workload) -> dict[str, Any]:
     said = {
         "lora": workload.lora.for_peft() if workload.lora is not None else None,
         "load_in": workload.load_in,
+        "prepare_kbit": workload.prepare_kbit,
         "freeze": list(workload.freeze),
     }
     return {name: value for name, value in said.items() if value}

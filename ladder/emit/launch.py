@@ -209,9 +209,10 @@ def words_of_adapters(workload: Workload) -> str:
         return ""
     arguments = ", ".join(f"{name}={value!r}" for name, value in workload.lora.for_peft().items())
     held = f", and its model must be loaded in {workload.load_in}" if workload.load_in is not None else ""
+    prepared = "peft.prepare_model_for_kbit_training(model) and " if workload.prepare_kbit else ""
     return (
         f"\nIt was measured with adapters{held}: before its model goes to the Trainer, DeepSpeed or\naccelerate, the "
-        f"script must call peft.get_peft_model(model, peft.LoraConfig({arguments}))."
+        f"script must call {prepared}peft.get_peft_model(model, peft.LoraConfig({arguments}))."
     )
 
 

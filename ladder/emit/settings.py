@@ -100,6 +100,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         learning_rate=source.learning_rate,
         lora=workload.lora,
         load_in=workload.load_in,
+        prepare_kbit=workload.prepare_kbit,
         freeze=workload.freeze,
         completions=workload.completions(source.world_size),
     )
@@ -134,6 +135,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         learning_rate=document.get("optimizer", {}).get("params", {}).get("lr"),
         lora=Lora.from_peft(workload["lora"]) if "lora" in workload else None,
         load_in=workload.get("load_in"),
+        prepare_kbit=workload.get("prepare_kbit", False),
         freeze=tuple(workload.get("freeze", ())),
         completions=section.get("script", {}).get("generation_batch_size"),
     )

@@ -94,6 +94,8 @@ class TrialSpec:
     """The arguments of peft's LoraConfig; None trains the model's own weights."""
     load_in: Literal["4bit", "8bit"] | None = None
     """How frozen linear layers are held if they are quantised."""
+    prepare_kbit: bool = False
+    """peft's prepare_model_for_kbit_training is called before there are adapters."""
     freeze: tuple[str, ...] = ()
     """Names of modules whose weights are not trained."""
     backend_module: str = ""

@@ -122,12 +122,12 @@ class Assignment(ABC):
     @property
     def stored(self) -> float:
         """Bytes of all parameters as plain torch stores them: those that are trained in fp32."""
-        return self.held + 2.0 * self.trained
+        return self.held + self.workload.weights.bytes_widened + 2.0 * self.trained
 
     @property
     def stream_bytes(self) -> float:
         """Of a value on the residual stream: fp32 embeddings begin an fp32 stream under autocast."""
-        return 4.0 if self.autocasts and self.workload.lora is None else 2.0
+        return 4.0 if self.autocasts and (self.workload.lora is None or self.workload.prepare_kbit) else 2.0
 
     @property
     def gradient_bytes(self) -> float:

@@ -2,7 +2,8 @@
 
 From torch's autocast: products cast their inputs, each for itself, and their trained matrices, once in a forward pass;
 norms and sums with fp32 values stay in fp32. The embeddings are fp32, so the residual stream is too. Frozen weights
-beside adapters are in 16 bits, with a 16-bit stream, and only adapters are cast: peft passes them fp32 inputs.
+beside adapters are in 16 bits, with a 16-bit stream, and only adapters are cast: peft passes them fp32 inputs. Where
+peft has made frozen weights fp32, so is the stream, and packed layers return the type of what they read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Autocast:
     """Changes the operations of a workload's blocks."""
 
     def __init__(self, workload: Workload, effects: Effects) -> None:
-        self._whole, self._effects = workload.lora is None, effects
+        self._whole, self._effects, self._prepared = workload.lora is None, effects, workload.prepare_kbit
         self._gated = workload.model.gated_mlp or workload.model.is_encoder_decoder
         self._layers = [each for each in workload.model.modules if each.layer == 0 and each.reads]
 
@@ -42,7 +43,8 @@ class Autocast:
     def operation(self, operation: Operation, *, shares_its_input: bool = False) -> Operation:
         """`operation` under autocast."""
         if not self._whole:
-            return self._beside_frozen(operation)
+            operation = self._beside_frozen(operation)
+            return self._beside_packed(operation) if self._prepared else operation
         if operation.weight[0]:
             operation = replace(operation, casts=operation.weight[0] * operation.weight[1])
             if operation.reads in ("a", "n"):
@@ -66,7 +68,7 @@ class Autocast:
         if norm.name.startswith(("queries", "keys")):
             return norm
         width = norm.makes / 2.0
-        python = self._gated and self._effects.norm_keeps == 1.0
+        python = self._is_in_python
         return replace(
             norm,
             saves=8.0 * width if python else 2.0 * norm.saves,
@@ -75,6 +77,22 @@ class Autocast:
             scratch=norm.scratch + 2.0 * width,
             # An RMSNorm in Python needs no casts of its own; the sum with the residual stream is in fp32.
             traffic=(28.0 * width if python else 2.0 * norm.traffic) + 4.0 * width,
+        )
+
+    @property
+    def _is_in_python(self) -> bool:
+        """Whether norms are Python code, which computes in fp32 anyhow, and no kernel."""
+        return self._gated and self._effects.norm_keeps == 1.0
+
+    def _beside_packed(self, operation: Operation) -> Operation:
+        """Values in fp32, but for attention, whose inputs and output autocast gives 16 bits."""
+        is_norm = operation.name.endswith("norm") and not self._is_in_python
+        return replace(
+            operation,
+            saves=operation.saves * (2.0 if is_norm or operation.name in ("activation", "gating") else 1.0),
+            stays=operation.stays * (1.0 if operation.reads == "q" else 2.0),
+            makes=2.0 * operation.makes,
+            ends=2.0 * operation.ends,
         )
 
     def _beside_frozen(self, operation: Operation) -> Operation:

@@ -57,7 +57,7 @@ class SimulatedLauncher(Launcher):
 
     def _physics_of(self, spec: TrialSpec) -> Physics:
         config = repr(sorted(spec.model_config_json.items(), key=str))
-        key = (config, repr(spec.lora), spec.load_in, spec.freeze, spec.seq_len, spec.world_size)
+        key = (config, repr(spec.lora), spec.load_in, spec.prepare_kbit, spec.freeze, spec.seq_len, spec.world_size)
         if key not in self._physics:
             self._physics[key] = Physics(self._machine, _workload(spec, self._model), spec.world_size, spec.device)
         return self._physics[key]
@@ -298,5 +298,6 @@ def _workload(spec: TrialSpec, model: ModelShape | None) -> Workload:
         optimizer=spec.optimizer,
         lora=None if spec.lora is None else Lora.from_peft(spec.lora),
         load_in=spec.load_in,
+        prepare_kbit=spec.prepare_kbit,
         freeze=spec.freeze,
     )

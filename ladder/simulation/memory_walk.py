@@ -150,7 +150,7 @@ class _MicroStep:
     def _head(self) -> None:
         """The final norm, logits and loss with their backward, after which only the stream's gradient is left."""
         ledger, norm, head = self._ledger, self._network.last_norm, self._network.trained_head
-        if self._assignment.autocasts and head:
+        if self._assignment.autocasts and (head or self._assignment.workload.prepare_kbit):
             ledger.take("copy of the head", 2.0 * self._network.head, "live")
         ledger.take("final norm", self._tokens * norm.saves + (self._narrow if head else 0.0), self._kind)
         if self._assignment.effects.chunked_loss:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ladder.trial.count_kernels import AsOnGpus, Autocast, Kernels, storage_of
+from ladder.trial.count_modules import packs
 
 _LONGEST = 2048
 """Tokens of the longer of two sequences; the other has half. Chosen: longer than most windows of attention."""
@@ -90,15 +91,32 @@ def kept_under_autocast(
 ) -> dict[str, float]:
     """Bytes that a layer of `model`, with weights of 32 bits on the meta device, keeps of a token under autocast.
 
-    As fields of `CountedBlock`: those of any sequence, and those more for each token of its sequence.
+    As fields of `CountedBlock`: those of any sequence, and those more for each token of its sequence; and the same
+    where all weights are frozen and its linear layers stand for packed ones. `model` is changed so.
     """
     length = min(positions or _LONGEST, _LONGEST)
     model.train()
-    options = {"backward": False, "autocast": True}
-    longer = _of_a_sequence(model, blocks, length, **options)
-    shorter = _of_a_sequence(model, blocks, length // 2, **options) if by_length else _half(longer)
-    fixed, more = _line(longer.kept, shorter.kept, length)
-    return {"kept_wide": fixed / layers, "kept_wide_by_length": more / layers}
+
+    def kept(name: str) -> dict[str, float]:
+        longer = _of_a_sequence(model, blocks, length, backward=False, autocast=True)
+        shorter = (
+            _of_a_sequence(model, blocks, length // 2, backward=False, autocast=True) if by_length else _half(longer)
+        )
+        fixed, more = _line(longer.kept, shorter.kept, length)
+        return {name: fixed / layers, f"{name}_by_length": more / layers}
+
+    trained = kept("kept_wide")
+    model.requires_grad_(False)
+    model.enable_input_require_grads()
+    for module in model.modules():
+        if module is not model.get_output_embeddings() and packs(module):
+            module.register_forward_hook(_in_the_type_of_its_input)
+    return trained | kept("kept_beside_packed")
+
+
+def _in_the_type_of_its_input(_: nn.Module, called_with: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """What a layer of bitsandbytes makes: it computes in 16 bits, and autocast does not know it."""
+    return output.to(called_with[0].dtype)
 
 
 def _half(step: Step) -> Step:

@@ -69,10 +69,17 @@ def _of_module(
     row = _row(name, kind, inputs, outputs, sum(parameter.numel() for parameter in rest.values()))
     if (weight := rest.get("weight")) is not None and share.get(weight, 1) < 1:
         row["share"] = share[weight]
-    # bitsandbytes takes these classes and none derived from torch's (transformers.integrations.bitsandbytes).
-    if not is_head and (type(module) is nn.Linear or isinstance(module, Conv1D)):
+    if not is_head and packs(module):
         row["packs"] = True
     yield row, list(rest.values())
+
+
+def packs(module: nn.Module) -> bool:
+    """Whether bitsandbytes takes the module's class, as it takes none derived from torch's, unless it is the head.
+
+    The rule is that of `transformers.integrations.bitsandbytes`.
+    """
+    return type(module) is nn.Linear or isinstance(module, Conv1D)
 
 
 def _row(name: str, kind: str, inputs: int, outputs: int, elements: int) -> Row:

@@ -19,8 +19,10 @@ def only_partly_trained(model: Any, spec: TrialSpec) -> Any:
         _freeze(model, spec.freeze)
     if spec.lora is None:
         return model
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
+    if spec.prepare_kbit:  # checkpointing is the candidate's
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     kind = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM"}.get(spec.task)
     return get_peft_model(model, LoraConfig(task_type=kind, **spec.lora))
 

@@ -17,6 +17,7 @@ class TuneArguments(Switches, total=False):
     lora: str | None
     lora_file: Path | str | None
     load_in: Literal["4bit", "8bit"] | None
+    prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
     gradient_clipping: float
@@ -56,6 +57,7 @@ class PlanArguments(Switches, total=False):
     lora: str | None
     lora_file: Path | str | None
     load_in: Literal["4bit", "8bit"] | None
+    prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
     gpus: int | None
@@ -75,6 +77,7 @@ class ScaleArguments(Switches, total=False):
     lora: str | None
     lora_file: Path | str | None
     load_in: Literal["4bit", "8bit"] | None
+    prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
     gpus: str

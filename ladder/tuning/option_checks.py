@@ -41,6 +41,7 @@ def require_workload(options: WorkloadOptions) -> None:
         own = [("--task", options.task is not None), ("--seq-len", options.seq_len is not None)]
         own += [("--lora", options.lora is not None), ("--lora-file", options.lora_file is not None)]
         own += [("--load-in", options.load_in is not None), ("--freeze", bool(options.freeze))]
+        own.append(("--prepare-kbit", options.prepare_kbit))
         own.append(("--optimizer", options.optimizer != WorkloadOptions.optimizer))
         clipping = getattr(options, "gradient_clipping", TuneOptions.gradient_clipping)
         own.append(("--gradient-clipping", clipping != TuneOptions.gradient_clipping))

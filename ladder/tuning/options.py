@@ -189,6 +189,14 @@ class WorkloadOptions:
         LoadIn | None,
         Option("Hold the frozen weights beside the adapters in 4 bits (QLoRA: NF4) or in 8.", WORKLOAD),
     ] = None
+    prepare_kbit: Annotated[
+        bool,
+        Option(
+            "Call peft's prepare_model_for_kbit_training, as many scripts do: embeddings, head and norms are then in "
+            "fp32.",
+            WORKLOAD,
+        ),
+    ] = False
     freeze: Annotated[
         tuple[str, ...],
         Option(

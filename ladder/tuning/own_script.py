@@ -48,6 +48,7 @@ def introduction(script: Script) -> list[str]:
         said.append(f"Trials replace {' and '.join(facts.overrides)}.")
     if facts.num_trainable < facts.num_parameters:
         way = "" if facts.lora is None else " by QLoRA" if facts.load_in == "4bit" else " by LoRA"
+        way += ", with all that is not packed in fp32" if facts.prepare_kbit else ""
         said.append(f"Of these it trains {parameters_in_words(facts.num_trainable)}{way}.")
     if facts.generation is not None:
         number, longest = facts.generation.per_prompt, facts.generation.longest
@@ -161,6 +162,7 @@ def workload_of_script(
         gradient_clipping=script.facts.gradient_clipping,
         lora=Lora.from_peft(script.facts.lora) if script.facts.lora is not None else None,
         load_in=script.facts.load_in,
+        prepare_kbit=script.facts.prepare_kbit,
         script=script,
     )
 

@@ -56,7 +56,13 @@ def workload_of(
     if model.made_for is not None and seq_len > model.made_for:
         note(f"Sequences of {seq_len:,} tokens are longer than the {model.made_for:,} that the model was made for.")
     model = with_adapters(model, settings.get("lora"), count)
-    check_trained(model, settings.get("lora"), settings.get("load_in"), settings.get("freeze", ()))
+    check_trained(
+        model,
+        settings.get("lora"),
+        settings.get("load_in"),
+        settings.get("freeze", ()),
+        prepare_kbit=settings.get("prepare_kbit", False),
+    )
     usual = -(-_DEFAULT_BATCH // world_size) * world_size
     if global_batch_size is None and usual != _DEFAULT_BATCH:
         note(
@@ -80,7 +86,12 @@ def what_is_trained(options: WorkloadOptions) -> dict[str, Any]:
     lora: Lora | None = options.lora
     if options.lora_file is not None:
         lora = lora_from_file(options.lora_file, options.model)
-    return {"lora": lora, "load_in": options.load_in, "freeze": options.freeze}
+    return {
+        "lora": lora,
+        "load_in": options.load_in,
+        "prepare_kbit": options.prepare_kbit,
+        "freeze": options.freeze,
+    }
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:

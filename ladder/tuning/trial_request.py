@@ -117,9 +117,7 @@ def trial_spec(
         seq_len=workload.seq_len,
         optimizer=workload.optimizer,
         dtype=workload.dtype,
-        lora=workload.lora.for_peft() if workload.lora is not None else None,
-        load_in=workload.load_in,
-        freeze=workload.freeze,
+        **_partly_trained(workload),
         backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed,
         techniques=tuple(technique.label for technique in engine.techniques),
@@ -138,6 +136,15 @@ def trial_spec(
         # CPU ranks start in 0.1 s, and what one keeps would count as memory of the next trial (measured: up to 14 %).
         may_stay=machine.device == "cuda" and not proof and script is None,
     )
+
+
+def _partly_trained(workload: Workload) -> dict[str, Any]:
+    return {
+        "lora": workload.lora.for_peft() if workload.lora is not None else None,
+        "load_in": workload.load_in,
+        "prepare_kbit": workload.prepare_kbit,
+        "freeze": workload.freeze,
+    }
 
 
 def _products(workload: Workload) -> tuple[ProductSpec, ...]:

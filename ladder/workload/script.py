@@ -101,6 +101,8 @@ class ScriptFacts:
     """The arguments of peft's LoraConfig, where it trains such adapters."""
     load_in: Literal["4bit", "8bit"] | None = None
     """How its linear layers are held if they are quantised."""
+    prepare_kbit: bool = False
+    """All its other frozen weights are then in fp32."""
     can_checkpoint: bool = True
     """Its model can be told to checkpoint its layers."""
     trains_16_bits: bool = False

@@ -38,7 +38,9 @@ class Weights:
     bytes_held: float
     """Of all parameters as the forward pass uses them: 16 bits, or fewer where they are quantised."""
     copied: int = 0
-    """Of the trained ones those in copies of whole modules beside adapters, which peft leaves in the model's type."""
+    """Of the trained ones those in copies of whole modules beside adapters, which peft leaves in 16 bits."""
+    bytes_widened: float = 0.0
+    """More than `bytes_held` where frozen weights that are not packed are in fp32."""
     quantised: int = 0
     largest_quantised: int = 0
     trains_head: bool = True
@@ -67,6 +69,7 @@ def weights_of(workload: Workload) -> Weights:
     targets = adapted_of(workload.lora, modules)
     packed = [each for each in modules if each.packs] if workload.load_in else []
     num_packed = sum(each.size for each in packed)
+    prepared = workload.prepare_kbit
     saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_packed
     adapters = sum(adapter_elements(workload.lora, each) for each in targets)
     frozen = modules if workload.lora is not None else frozen_of(workload.freeze, modules)
@@ -92,7 +95,9 @@ def weights_of(workload: Workload) -> Weights:
             )
         ),
         bytes_held=2.0 * (model.num_parameters + adapters + copies) - saved,
-        copied=copies,
+        copied=0 if prepared else copies,
+        # bitsandbytes makes biases 16 bits again in the first forward pass.
+        bytes_widened=2.0 * (model.num_parameters - sum(each.elements for each in packed)) if prepared else 0.0,
         quantised=num_packed,
         largest_quantised=max((each.size for each in packed), default=0),
         trains_head=any(
@@ -128,13 +133,17 @@ def _of_its_own(workload: Workload) -> Weights:
     )
 
 
-def check_trained(model: ModelShape, lora: Lora | None, load_in: LoadIn | None, freeze: Sequence[str]) -> None:
+def check_trained(
+    model: ModelShape, lora: Lora | None, load_in: LoadIn | None, freeze: Sequence[str], *, prepare_kbit: bool = False
+) -> None:
     """UsageError, in one sentence, for adapters, quantisation or freezing that `model` cannot have."""
     modules, name = model.modules, shown(model.name)
     if lora is not None and freeze:
         raise UsageError("--freeze has no effect with --lora, which freezes all weights of the model; leave it out.")
     if load_in is not None and lora is None:
         raise UsageError(f"--load-in {load_in} needs --lora: quantised weights cannot be trained.")
+    if prepare_kbit and load_in is None:
+        raise UsageError("--prepare-kbit needs --load-in: it prepares a model that is loaded in 4 or 8 bits.")
     if lora is not None:
         targets = targets_of(lora, modules)
         check_targets(model, lora)
@@ -181,7 +190,8 @@ def said_of_training(workload: Workload) -> str:
     trained = parameters_in_words(workload.weights.trained)
     if workload.lora is not None:
         kind = {"4bit": "QLoRA", "8bit": "LoRA on 8 bits", None: "LoRA"}[workload.load_in]
-        return f", {trained} trained by {kind} with r={workload.lora.rank}"
+        prepared = ", prepared by prepare_model_for_kbit_training" if workload.prepare_kbit else ""
+        return f", {trained} trained by {kind} with r={workload.lora.rank}{prepared}"
     return f", {trained} trained" if workload.freeze else ""
 
 

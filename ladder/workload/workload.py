@@ -54,6 +54,9 @@ class CountedBlock:
     kept_wide: float = 0.0
     """As `kept`, with weights of 32 bits under autocast."""
     kept_wide_by_length: float = 0.0
+    kept_beside_packed: float = 0.0
+    """As `kept_wide`, where all weights are frozen and bitsandbytes packs the linear layers."""
+    kept_beside_packed_by_length: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,8 @@ class Workload:
     """The adapters that are trained in place of the model's own weights."""
     load_in: LoadIn | None = None
     """How frozen linear layers are held if they are quantised."""
+    prepare_kbit: bool = False
+    """All other frozen weights are in fp32, as peft's prepare_model_for_kbit_training makes them."""
     freeze: tuple[str, ...] = ()
     """Names of modules whose weights are not trained."""
     script: Script | None = None
@@ -185,5 +190,6 @@ class Workload:
         ]
         if self.lora or self.load_in or self.freeze:
             facts.append([asdict(self.lora) if self.lora else None, self.load_in, list(self.freeze)])
+        facts += ["prepare_kbit"] if self.prepare_kbit else []
         facts += [self.script.identity] if self.script else []
         return digest_of(facts, 12)

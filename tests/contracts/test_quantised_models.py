@@ -13,14 +13,19 @@ import torch
 from helpers import TINY, TINY_CONFIG, make_candidate, tiny_trial
 from torch._subclasses import FakeTensor
 
-from ladder.backends.activations import activations_of
+from ladder.backends.activations import activations_of, terms_of
+from ladder.backends.plain.moments import weights_bytes
 from ladder.events.as_json import from_plain
 from ladder.events.step_policy import CandidateSpec
+from ladder.trial.count import counted
 from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.quantised import quantised_model
+from ladder.trial.script.facts import model_facts
 from ladder.workload.config_guard import _UNPACKED_BY
+from ladder.workload.counted import counted_from
 from ladder.workload.lora import Lora
+from ladder.workload.shapes import shape_from_config
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Workload
 
@@ -94,3 +99,70 @@ def test_checkpointed_blocks_keep_their_inputs_and_in_8_bits_those_of_their_laye
     predicted = activations_of(workload, candidate).kept / 4
     of_a_block = (more - fewer) / 2 - torch.get_rng_state().nbytes  # which checkpointing keeps too, on the host
     assert predicted == pytest.approx(of_a_block, rel=0.02)
+
+
+_SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 128}
+PREPARED: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "intermediate_size": 256},
+    "opt": {"model_type": "opt", "ffn_dim": 256, "word_embed_proj_dim": 64, "dropout": 0.0},
+    "gemma2": {"model_type": "gemma2", "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 16},
+}
+
+
+@pytest.mark.parametrize("prepare_kbit", [True, False])
+@pytest.mark.parametrize("rung", ["ddp", "fsdp2"])  # which store packed weights otherwise
+def test_a_look_sees_by_the_weights_whether_a_model_was_prepared(tmp_path: Path, rung: str, prepare_kbit: bool) -> None:
+    spec = replace(tiny_trial(tmp_path, 1, rung=rung), load_in="4bit", prepare_kbit=prepare_kbit)
+    model = build_model(replace(spec, lora=Lora(rank=2).for_peft()), torch.bfloat16, "cpu")
+    facts = model_facts(model)
+    assert (facts["load_in"], facts["prepare_kbit"]) == ("4bit", prepare_kbit)
+
+
+def of_prepared(tmp_path: Path, workload: Workload, layers: int) -> tuple[int, float]:
+    """Bytes that autograd saves under autocast beside weights, and those of the weights, as bitsandbytes packs them."""
+    spec = replace(
+        tiny_trial(tmp_path, 1, rung="ddp"),
+        load_in="4bit",
+        prepare_kbit=True,
+        model_config_json={**workload.model.config, "num_hidden_layers": layers},
+        lora=workload.lora.for_peft() if workload.lora is not None else None,
+    )
+    model: Any = build_model(spec, torch.bfloat16, "cpu")
+    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.autocast("cpu", torch.bfloat16), hooks:
+        model(input_ids=torch.randint(4, 100, (1, TOKENS)))
+    kept = sum(each.untyped_storage().nbytes() for place, each in saved.items() if place not in own)
+    packed = {each for each in model.parameters() if hasattr(each, "quant_state")}
+    unpacked = sum(each.nbytes for each in model.parameters() if each not in packed)
+    return kept, unpacked + sum(2 * each.numel() for each in packed) * 4.127 / 8
+
+
+@pytest.mark.parametrize("family", PREPARED)
+def test_a_prepared_model_takes_and_keeps_what_is_counted(tmp_path: Path, family: str) -> None:
+    shape = shape_from_config(
+        _SIZES | PREPARED[family],
+        name=family,
+        source="file",
+        count=lambda config, task, _: counted_from(counted(dict(config), task)),
+    )
+    workload = Workload(
+        model=shape,
+        task="causal-lm",
+        seq_len=TOKENS,
+        global_batch_size=1,
+        lora=Lora(rank=4),
+        load_in="4bit",
+        prepare_kbit=True,
+    )
+    (more, _), (fewer, weights) = (of_prepared(tmp_path, workload, layers) for layers in (4, 2))
+    copies = 2 * workload.weights.trained / 2  # of a block's adapters, which autocast casts
+    predicted = terms_of(workload, make_candidate("ddp", checkpointing=False), 1).kept_wide
+    assert predicted == pytest.approx(((more - fewer) / 2 - copies) / TOKENS, rel=0.01)
+    assert weights_bytes(workload) == pytest.approx(weights, rel=1e-6)

@@ -76,22 +76,25 @@ def test_a_proof_evaluates_and_saves_the_whole_weights(
 
 
 @pytest.mark.parametrize(
-    ("rung", "load_in"),
+    ("rung", "load_in", "prepare_kbit"),
     [
-        ("zero3", None),
-        ("zero0", "8bit"),
-        ("zero2", "4bit"),
-        ("zero3", "4bit"),
-        ("ddp", None),
-        ("fsdp2", None),
-        ("fsdp2", "4bit"),
+        ("zero3", None, False),
+        ("zero0", "8bit", False),
+        ("zero2", "4bit", True),
+        ("zero3", "4bit", False),
+        ("zero3", "4bit", True),
+        ("ddp", None, False),
+        ("ddp", "4bit", True),
+        ("fsdp2", None, False),
+        ("fsdp2", "4bit", False),
+        ("fsdp2", "4bit", True),
     ],
 )
 def test_a_proof_trains_adapters_and_saves_and_loads_them_alone(
-    warm_bench: Bench, tmp_path: Path, rung: str, load_in: LoadIn | None
+    warm_bench: Bench, tmp_path: Path, rung: str, load_in: LoadIn | None, prepare_kbit: bool
 ) -> None:
     spec = tiny_trial(tmp_path / "0001", 1, rung=rung, proof=True, save_folder=str(tmp_path / "saved"))
-    measured(warm_bench.run(replace(spec, lora=ADAPTERS.for_peft(), load_in=load_in)))
+    measured(warm_bench.run(replace(spec, lora=ADAPTERS.for_peft(), load_in=load_in, prepare_kbit=prepare_kbit)))
     saved = load_file(tmp_path / "saved" / "adapter_model.safetensors")
     assert sum(tensor.numel() for tensor in saved.values()) == replace(TINY_WORKLOAD, lora=ADAPTERS).weights.trained
     assert json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["r"] == ADAPTERS.rank

@@ -65,6 +65,19 @@ def test_axolotl_shards_adapters_in_its_own_words_and_says_why_it_trains_no_whol
         text_for(tmp_path, "axolotl", "fsdp2")
 
 
+@pytest.mark.parametrize("target", ["trl", "axolotl", "llama-factory"])
+def test_programs_that_leave_norms_in_16_bits_do_not_get_an_answer_that_peft_prepared(
+    tmp_path: Path, target: str
+) -> None:
+    prepared = {**QLORA, "prepare_kbit": True}
+    with pytest.raises(UsageError, match=r"were measured in fp32; use --for trainer"):
+        text_for(tmp_path, target, "ddp", prepared)
+    assert words_for(tmp_path, "trainer", "ddp", prepared)
+    script = " ".join((tmp_path / "best_plain.launch.sh").read_text().split())
+    assert "all others in fp32 (peft.prepare_model_for_kbit_training)" in script
+    assert "call peft.prepare_model_for_kbit_training(model) and peft.get_peft_model(" in script
+
+
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "fsdp2+cpu"])
 def test_llama_factory_gets_the_trainers_arguments(tmp_path: Path, engine: str) -> None:
     words, rung = words_for(tmp_path, "llama-factory", engine), RUNGS_BY_NAME[engine]

@@ -12,6 +12,7 @@ from helpers import bundled_workload, make_candidate
 from helpers.shapes import SMALL as SMALL_SIZES
 
 from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.backends.plain.moments import moments_of
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.simulation.gathering import gathering_of
@@ -187,6 +188,22 @@ def test_quantised_weights_take_less_memory_and_more_time_and_stage_3_gathers_th
         for own in (plain, packed)
     ]
     assert gathered[1] < gathered[0] / 2
+
+
+@pytest.mark.parametrize("rung", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_what_peft_makes_fp32_takes_what_is_predicted(rung: str, every: int) -> None:
+    packed = having(lora=ADAPTERS, load_in="4bit")
+    candidate = replace(without_deepspeed(rung), checkpoint_every=every)
+
+    def added(own: Workload) -> list[float]:
+        moments = moments_of(own, candidate, 2)
+        predicted = max(sum(value for value in vars(each).values() if isinstance(value, float)) for each in moments)
+        return [predicted, truth(candidate, own, 2).allocated]
+
+    before, after = added(packed), added(replace(packed, prepare_kbit=True))
+    predicted, simulated = (one - other for one, other in zip(after, before, strict=True))
+    assert predicted == pytest.approx(simulated, rel=0.05)
 
 
 def test_only_what_is_trained_has_states_and_a_second_copy_on_the_host() -> None:

@@ -10,6 +10,7 @@ import pytest
 from helpers import bundled_workload, machine_with, make_candidate, make_record
 from helpers.scripts import make_script, script_workload
 
+from ladder.backends.base import START
 from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Rung
@@ -84,6 +85,23 @@ def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
     if is_divided:  # at first, every rank has all packed weights
         share = 0.5 if load_in is None else 1.0
         assert peak("fsdp2", 8, workload=adapters) < share * peak("ddp", 8, workload=adapters)
+
+
+def test_what_peft_makes_fp32_stays_so_with_ddp_is_computed_with_in_16_bits_by_fsdp2_and_undone_by_deepspeed() -> None:
+    packed = replace(LLAMA, lora=Lora(rank=8), load_in="4bit")
+    prepared = replace(packed, prepare_kbit=True)
+    more = prepared.weights.bytes_widened
+    assert more == 2 * (P - packed.weights.quantised)
+
+    def added(rung: str, ranks: int) -> float:
+        return peak(rung, ranks, workload=prepared) - peak(rung, ranks, workload=packed)
+
+    zero2 = make_candidate("zero2")
+    usual, own = (backend_of(zero2.engine.rung).moments(each, zero2, 2, "cuda") for each in (packed, prepared))
+    differing = [(one, other) for one, other in zip(usual, own, strict=True) if one != other]
+    assert [(one.name, other.parameters - one.parameters) for one, other in differing] == [(START, more)]
+    assert added("fsdp2+no-reshard", 2) == pytest.approx(more / 2)
+    assert added("ddp", 2) > more + 2 * LLAMA.seq_len * LLAMA.model.hidden_size * LLAMA.model.num_layers
 
 
 @pytest.mark.parametrize(

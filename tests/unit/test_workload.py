@@ -24,6 +24,7 @@ CHANGES: list[dict[str, Any]] = [
     {"lora": Lora(rank=16)},
     {"lora": Lora(rank=8)},
     {"lora": Lora(rank=8), "load_in": "4bit"},
+    {"lora": Lora(rank=8), "load_in": "4bit", "prepare_kbit": True},
     {"freeze": ("model.layers.0",)},
     {"script": make_script()},
     {"script": make_script("train.py", "--learning_rate", "1e-3")},

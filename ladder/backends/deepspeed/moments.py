@@ -39,7 +39,9 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     if workload.weights.quantised:
         moments = with_one_dequantised(moments, workload)
         # Before stage 3 divides them, every rank has all quantised weights (trial/quantised.py, and transformers too).
-        moments.insert(1, Moment(START, workload.weights.bytes_held, 0.0, 0.0))
+        # All but packed ones are in 16 bits once the engine has cast what peft may have made fp32.
+        at_first = workload.weights.bytes_held + workload.weights.bytes_widened
+        moments.insert(1, Moment(START, at_first, 0.0, 0.0))
     if device == "cpu":
         return _as_on_cpu(moments, offloaded(workload, candidate, world_size)[0] / world_size)
     if stage in (1, 2):

@@ -2,8 +2,8 @@
 
 Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two moments; they are their own masters. With
 DDP, a script may train 16-bit weights without any, in half of these bytes; FSDP2 makes them fp32 (accelerate 1.15).
-Frozen weights beside adapters are in 16 bits, or in fewer where they are quantised. Gradients have 4 T from backward
-to the step, which sets them to None.
+Frozen weights beside adapters are in 16 bits, or in fewer where they are quantised; where peft has prepared these, all
+others are in fp32. Gradients have 4 T from backward to the step, which sets them to None.
 
 Seen on two H200 with a model of four layers: within 15 %. What autocast saves was counted on the CPU with
 transformers' modules.
@@ -33,7 +33,7 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> lis
     if workload.weights.quantised:
         moments = with_one_dequantised(moments, workload)
         if rung.stage > 0:  # before FSDP2 divides them, every rank has all quantised weights
-            moments.insert(1, Moment(START, workload.weights.bytes_held, 0.0, 0.0))
+            moments.insert(1, Moment(START, weights_bytes(workload), 0.0, 0.0))
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
 
 
@@ -41,20 +41,24 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     """DDP: everything on every GPU, in W bytes a value: 4, or 2 where a script trains 16-bit weights.
 
     Its reducer holds a copy of all gradients in buckets, if there are other ranks. Autocast keeps a 16-bit copy of each
-    trained matrix until the end of forward, and of one whose block is not recomputed until this block's backward. It
-    casts no embeddings, unless the head shares their weights.
+    trained matrix until the end of forward, and of one whose block is not recomputed until this block's backward; of a
+    frozen head in fp32 until the head's backward. It casts no embeddings, unless the head shares their weights.
     """
-    weights, model = workload.weights, workload.model
+    weights, model, terms = workload.weights, workload.model, terms_of(workload, candidate, world_size)
+    if workload.prepare_kbit and candidate.gradient_checkpointing:
+        acts = replace(acts, block=acts.block + terms.tokens * (terms.kept_wide - terms.kept))
     t, width = _in_32_bits(weights), 2.0 if workload.trains_16_bits else 4.0
     buckets = width * t if world_size > 1 else 0.0
     moments = _optimizer_bytes(workload) * t * width / 4
     rest = Moment("initialisation", weights_bytes(workload, width), 0.0, moments, buffers=buckets)
     accumulated = width * t if candidate.accumulation > 1 else 0.0
-    copy = terms_of(workload, candidate, world_size).weight_copy
+    copy = terms.weight_copy
     cast = t if model.tied or not weights.is_whole else t - model.vocab_size * model.hidden_size
     blocks = min(cast, model.num_layers * model.num_block_parameters)
     forgotten = candidate.checkpointed * blocks
     copies = 2.0 * (cast - blocks) + copy * blocks
+    if workload.prepare_kbit and not weights.trains_head:
+        copies += 2.0 * model.vocab_size * model.hidden_size
     held = replace(rest, gradients=accumulated)
     more = _autocast_bytes(workload, candidate, world_size)
     live = {"forward": copies, "loss": copies - copy * forgotten}
@@ -145,7 +149,8 @@ def weights_bytes(workload: Workload, width: float = 4.0) -> float:
     """Bytes of all weights: of `width` each, and beside adapters only these."""
     if workload.lora is None:
         return width * workload.weights.total
-    return workload.weights.bytes_held + (width - 2.0) * (workload.weights.trained - workload.weights.copied)
+    weights = workload.weights
+    return weights.bytes_held + weights.bytes_widened + (width - 2.0) * (weights.trained - weights.copied)
 
 
 def _in_32_bits(weights: Weights) -> float:
@@ -161,10 +166,12 @@ def _optimizer_bytes(workload: Workload) -> float:
 def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -> float:
     """Bytes that all blocks save more than `activations_of` says; inputs of checkpointed blocks are in fp32 too.
 
-    Beside adapters, frozen weights are in 16 bits, and so is what passes from block to block.
+    Beside adapters, frozen weights are in 16 bits, and so is what passes from block to block, unless peft has prepared
+    the model.
     """
     model, terms = workload.model, terms_of(workload, candidate, world_size)
-    inputs = 2.0 * model.hidden_size if workload.lora is None else 0.0
+    inputs = 2.0 * model.hidden_size if workload.lora is None or workload.prepare_kbit else 0.0
+    inputs += terms.unforgotten_wide - terms.unforgotten
     more = candidate.checkpointed * inputs + (1 - candidate.checkpointed) * (terms.kept_wide - terms.kept)
     return terms.tokens * workload.weights.reached_blocks * model.num_layers * more
 

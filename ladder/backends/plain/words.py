@@ -29,6 +29,7 @@ def about_weights(training: EmittedTraining) -> tuple[str, str]:
     held, load_in = "fp32 (from_pretrained(…, dtype=torch.float32))", training.load_in
     if training.lora is not None:
         held = "16 bits beside adapters" if load_in is None else f"{load_in[0]} bits beside adapters"
+        held += ", and all others in fp32 (peft.prepare_model_for_kbit_training)" if training.prepare_kbit else ""
     packed = ""
     if load_in is not None and training.rung.stage:
         packed = (
@@ -38,7 +39,13 @@ def about_weights(training: EmittedTraining) -> tuple[str, str]:
 
 
 def export(program: str, training: EmittedTraining) -> Export | str:
-    """TRL trains weights in the type in which it loads them. axolotl has a version beside FSDP2's settings."""
+    """TRL trains weights in the type in which it loads them. axolotl has a version beside FSDP2's settings.
+
+    axolotl calls peft.prepare_model_for_kbit_training, and then makes norms, embeddings and head 16 bits again; TRL and
+    LLaMA-Factory do not call it.
+    """
+    if training.prepare_kbit and program in ("trl", "axolotl", "llama-factory"):
+        return "it holds weights that are not packed in 16 bits, and they were measured in fp32; use --for trainer"
     if program == "trl":
         return Export({"dtype": "float32" if training.lora is None else "bfloat16"})
     if program != "axolotl":

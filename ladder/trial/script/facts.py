@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ def model_facts(model: Any) -> dict[str, Any]:
         "num_trainable": trainable,
         "lora": Lora.from_peft(vars(adapters[0])).for_peft() if adapters else None,
         "load_in": held[0] if held else None,
-        "weights": _most_weights(model),
+        "prepare_kbit": bool(held) and _has_wide_rest(model),
+        "weights": _most_of(each for each in model.parameters() if each.requires_grad),
         "can_checkpoint": hasattr(model, "gradient_checkpointing_enable"),
         "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
     }
@@ -53,12 +54,17 @@ def engine_facts(model: Any, deepspeed: Mapping[str, Any] | None, **arguments: A
     return OwnEngine(stage, optimizer, parameters, checkpointing, on)
 
 
-def _most_weights(model: Any) -> str:
-    """The type of most of what it trains."""
+def _has_wide_rest(model: Any) -> bool:
+    """Whether most frozen weights that are not packed are in fp32, as after peft's prepare_model_for_kbit_training."""
+    frozen = (each for each in model.parameters() if not each.requires_grad and each.is_floating_point())
+    return _most_of(each for each in frozen if not hasattr(each, "quant_state")) == "float32"
+
+
+def _most_of(parameters: Iterable[Any]) -> str:
+    """The type of most elements of `parameters`; "" of none."""
     elements = Counter[str]()
-    for each in model.parameters():
-        if each.requires_grad:
-            elements[str(each.dtype).removeprefix("torch.")] += each.numel()
+    for each in parameters:
+        elements[str(each.dtype).removeprefix("torch.")] += each.numel()
     return elements.most_common(1)[0][0] if elements else ""
 
 
