@@ -71,10 +71,9 @@ def test_a_trial_trains_the_model_on_tokens_alone(name: str) -> None:
     assert any(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.night  # test_hold.py has a module that cannot; a step of each family is above
 @pytest.mark.usefixtures("trial_environment")
-@pytest.mark.parametrize(
-    ("name", "checkpointing"), [("albert", {"off"}), pytest.param("qwen2_vl", {"on", "off"}, marks=pytest.mark.night)]
-)
+@pytest.mark.parametrize(("name", "checkpointing"), [("albert", {"off"}), ("qwen2_vl", {"on", "off"})])
 def test_a_model_is_tuned_on_text_with_checkpointing_if_it_can(
     tmp_path: Path, name: str, checkpointing: set[str]
 ) -> None:
