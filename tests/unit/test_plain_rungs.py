@@ -24,7 +24,7 @@ from ladder.tuning.options import TuneOptions
 from ladder.tuning.preparation import obstacles
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation
-from ladder.workload.trained import LoadIn
+from ladder.workload.trained import LoadIn, check_trained
 from ladder.workload.workload import Workload
 
 LLAMA = bundled_workload("llama-2-7b")
@@ -88,6 +88,8 @@ def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
 
 
 def test_what_peft_makes_fp32_stays_so_with_ddp_is_computed_with_in_16_bits_by_fsdp2_and_undone_by_deepspeed() -> None:
+    with pytest.raises(UsageError, match=r"--prepare-kbit needs --load-in"):
+        check_trained(LLAMA.model, Lora(rank=8), None, (), prepare_kbit=True)
     packed = replace(LLAMA, lora=Lora(rank=8), load_in="4bit")
     prepared = replace(packed, prepare_kbit=True)
     more = prepared.weights.bytes_widened
