@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ladder.errors import EnvironmentFaultError
+from ladder.errors import EnvironmentFaultError, LadderError
 from ladder.events.as_json import to_json
 from ladder.events.protocol import UNREPORTED, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import Ending, TrialRun
@@ -145,7 +146,11 @@ class LocalLauncher(Launcher):
         if self._server is None:
             self._server, self._ready = self._started(), False
         if not self._ready:
-            self._ready = self._waited_for(self._server)
+            try:
+                self._ready = self._waited_for(self._server)
+            except LadderError:
+                self._server = None
+                raise
         if self._ready and (new := [name for name in self._job["operators"] if name not in self._loaded]):
             self._ready = self._server.load(new, self._cancelled)
             self._loaded.update(new)
@@ -154,14 +159,15 @@ class LocalLauncher(Launcher):
         return self._server
 
     def _waited_for(self, server: TrialServer) -> bool:
-        """Whether `server` is ready, or another one that leaves out what need not be imported."""
-        try:
+        """Whether `server` is ready, or else another one, which leaves out what need not be imported.
+
+        A server may be killed from outside while it starts.
+        """
+        with suppress(EnvironmentFaultError):
             return server.wait_ready(self._cancelled)
-        except EnvironmentFaultError:
-            if not self._job.pop(PRELOAD_IF_THERE, ()):
-                raise
-            self._server = self._started()
-            return self._server.wait_ready(self._cancelled)
+        self._job.pop(PRELOAD_IF_THERE, None)
+        self._server = self._started()
+        return self._server.wait_ready(self._cancelled)
 
     def _started(self) -> TrialServer:
         self._loaded = set(self._job["operators"])

@@ -120,14 +120,23 @@ def test_only_processes_with_the_marker_are_killed() -> None:
             process.wait()
 
 
-def test_what_a_server_may_leave_out_does_not_keep_trials_from_starting(
-    tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
+_ENDS = {
+    "preload_if_there": "import os\nopen(__file__ + '.imported', 'w')\nos._exit(1)\n",
+    "preload": "import os\nname = __file__ + '.imported'\nif not os.path.exists(name):\n"
+    "    open(name, 'w')\n    os._exit(1)\n",
+}
+
+
+@pytest.mark.parametrize("preloaded", _ENDS)
+def test_a_server_that_ends_while_it_starts_is_started_again_without_what_it_may_leave_out(
+    preloaded: str, tmp_path: Path, trial_job: dict[str, Any], trial_environment: dict[str, str]
 ) -> None:
-    (tmp_path / "ends.py").write_text("import os\nopen(__file__ + '.imported', 'w')\nos._exit(1)\n")
+    """One that ends once stands for one that is killed."""
+    (tmp_path / "ends.py").write_text(_ENDS[preloaded])
     found_first = os.pathsep.join(filter(None, [str(tmp_path), trial_environment.get("PYTHONPATH")]))
     launcher = LocalLauncher(
         marker=f"ladder-test-{secrets.token_hex(8)}",
-        job=trial_job | {"preload_if_there": ["ends"]},
+        job=trial_job | {preloaded: ["ends"]},
         environment=trial_environment | {"PYTHONPATH": found_first},
         log=tmp_path / "server.log",
     )
