@@ -38,6 +38,7 @@ def emit_all(answer: Answer, output: Path) -> list[Path]:
         paths.trainer: to_json(trainer_arguments(answer, paths.config)),
         paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
         paths.launch: launch_script(answer, paths),
+        **(answer.own_words.files if answer.own_words is not None else {}),
     }
     for path, text in texts.items():
         write_atomically(path, text, mode=0o777 if path == paths.launch else 0o666)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,21 @@ from ladder.workload.workload import Workload
 _CACHED_LATER = 0.01
 """What a GPU may hold beyond its proof in a longer training of the user's script, as a share: the cache of torch's
 allocator. Measured: up to 0.8 % on H200s (benchmarks/promise.py; results/1xh200-scripts). Chosen: a little more."""
+
+
+Starter = Literal["torchrun", "accelerate", "deepspeed"]
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """A command of the user's script that trains an answer without ladder."""
+
+    words: tuple[str, ...]
+    """The program and its arguments, with those that the answer changes."""
+    by: Starter
+    """What starts them."""
+    files: Mapping[Path, str] = field(default_factory=dict)
+    """Copies of its configuration files, which the words name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +74,8 @@ class Answer:
     """Tokens/s if a step were only matrix products, at their measured rate; None where that was not measured."""
     as_it_stands: dict[str, Any] | None = None
     """How the user's script trains as its command stands: candidate, outcome and speed; None if it was not tried."""
-    own_words: tuple[str, ...] | None = None
-    """What torchrun starts to train it: the user's script with options of its own; None if `ladder run` has to."""
+    own_words: OwnWords | None = None
+    """None if `ladder run` has to start the user's script."""
     plain: Answer | None = None
     """The answer without DeepSpeed, where that is faster."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from ladder.backends.registry import is_main
 from ladder.candidates import Candidate, TrainerOnly
-from ladder.emit.answer import Answer
+from ladder.emit.answer import Answer, OwnWords
 from ladder.emit.binding import started
 from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
 from ladder.emit.nodes import finding, on_this_node, torchrun_options
+from ladder.emit.settings import settings_of
 from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
 from ladder.machine.interpreter import is_own, ranks_python
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
@@ -35,10 +37,9 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
     if answer.workload.script is not None:
         return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
-    config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
+    config = f'"$here"/{_quoted(paths.config.name)}'
     arguments = trainer_arguments(answer, paths.config, of_backend=False)
     binding, option, script = started(answer)
-    option = on_this_node(answer.num_nodes) + option
     lines = [
         "#!/usr/bin/env bash",
         *_comment(_explanation(answer, paths)),
@@ -62,7 +63,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         *exports,
         *finding(answer.num_nodes),
         "",
-        f"exec accelerate launch{option} --config_file {accelerate} --deepspeed_config_file {config} \\",
+        f"exec {accelerate_start(answer, paths, option)} \\",
         f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
     return "\n".join(lines) + "\n"
@@ -91,15 +92,53 @@ def own_script(answer: Answer, script: Script, paths: OutputPaths) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _in_own_words(answer: Answer, words: Sequence[str], paths: OutputPaths) -> str:
-    here = f'"$here"/{_quoted(paths.config.name)}'
-    told = " ".join(here if word == str(paths.config) else shlex.quote(word) for word in words)
-    torchrun = "torchrun" if is_own() else f"{shlex.quote(ranks_python())} -m torch.distributed.run"
+def accelerate_start(answer: Answer, paths: OutputPaths, option: str = "") -> str:
+    """The command by which accelerate starts the ranks, with an `option` more. On a CPU, its own would need MPI."""
+    settings, node = settings_of(answer), on_this_node(answer.num_nodes)
+    config, accelerate = (f'"$here"/{_quoted(path.name)}' for path in (paths.config, paths.accelerate))
+    if is_main(answer.candidate.engine.rung):
+        return f"{_program('accelerate')}{node}{option} --config_file {accelerate} --deepspeed_config_file {config}"
+    if answer.device == "cpu":
+        told = {
+            "ACCELERATE_USE_CPU": "true",
+            "ACCELERATE_MIXED_PRECISION": answer.workload.dtype,
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": answer.candidate.accumulation,
+        }
+        exported = launch_environment(answer)
+        words = " ".join(f"{name}={value}" for name, value in told.items() if name not in exported)
+        return f"env {words} {_program('torchrun')} {torchrun_options(answer.world_size, answer.num_nodes)}{option}"
+    options = settings.backend.launch_options(settings, str(paths.config))
+    return f"{_program('accelerate')}{node} --config_file {accelerate} {options}{option}"
+
+
+_MODULES = {
+    "accelerate": "accelerate.commands.launch",
+    "torchrun": "torch.distributed.run",
+    "deepspeed": "deepspeed.launcher.runner",
+}
+
+
+def _program(name: str) -> str:
+    """Launchers by their name, or as modules of an interpreter that is not ours."""
+    if is_own():
+        return f"{name} launch" if name == "accelerate" else name
+    return f"{shlex.quote(ranks_python())} -m {_MODULES[name]}"
+
+
+def _in_own_words(answer: Answer, own: OwnWords, paths: OutputPaths) -> str:
+    folder = paths.config.parent
+    files = {str(path): f'"$here"/{_quoted(path.name)}' for path in (paths.config, *own.files) if path.parent == folder}
+    told = " ".join(_with_files(word, files) for word in own.words)
+    start = {
+        "torchrun": f"{_program('torchrun')} {torchrun_options(answer.world_size, answer.num_nodes)}",
+        "deepspeed": f"{_program('deepspeed')} --num_gpus {answer.world_size}",
+        "accelerate": accelerate_start(answer, paths),
+    }
     lines = [
         "#!/usr/bin/env bash",
         *_comment(f"{_headline(answer)}{_on_each_node(answer, paths, '')}"),
         "#",
-        "# It starts the script that was tuned, with options of its own; more of them may follow the file's name.",
+        "# It starts the script that was tuned, in its own words; more options may follow the file's name.",
         "# `ladder run` starts it too, and counts whether all steps are made.",
         "set -euo pipefail",
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
@@ -107,9 +146,15 @@ def _in_own_words(answer: Answer, words: Sequence[str], paths: OutputPaths) -> s
         "",
         *(f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()),
         *finding(answer.num_nodes),
-        f'exec {torchrun} {torchrun_options(answer.world_size, answer.num_nodes)} {told} "$@"',
+        f'exec {start[own.by]} {told} "$@"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _with_files(word: str, files: Mapping[str, str]) -> str:
+    """A word for the shell, where a file of the answer stands in it: beside this script."""
+    option, equals, named = word.partition("=") if word.startswith("-") else ("", "", word)
+    return f"{option}{equals}{files[named]}" if named in files else shlex.quote(word)
 
 
 def _headline(answer: Answer) -> str:

@@ -10,8 +10,8 @@ from ladder.emit.answer import Answer
 from ladder.emit.binding import started
 from ladder.emit.config import best_config, launch_environment, to_json
 from ladder.emit.files import OutputPaths, write_atomically
-from ladder.emit.launch import own_script, words_of_adapters
-from ladder.emit.nodes import finding, on_this_node, torchrun_options
+from ladder.emit.launch import accelerate_start, own_script, words_of_adapters
+from ladder.emit.nodes import finding
 from ladder.emit.settings import settings_of
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
@@ -36,6 +36,7 @@ def emit_plain(answer: Answer, output: Path) -> list[Path]:
         paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
         paths.trainer: to_json(trainer_arguments(answer, paths.config)),
         paths.launch: _launch_script(answer, paths),
+        **(answer.own_words.files if answer.own_words is not None else {}),
     }
     for path, text in texts.items():
         write_atomically(path, text, mode=0o777 if path == paths.launch else 0o666)
@@ -65,29 +66,10 @@ def _launch_script(answer: Answer, paths: OutputPaths) -> str:
         "fi",
         *exports,
         *finding(answer.num_nodes),
-        f"exec {_start(answer, paths)}{option} \\",
+        f"exec {accelerate_start(answer, paths, option)} \\",
         f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _start(answer: Answer, paths: OutputPaths) -> str:
-    """The command that starts the ranks. On a CPU, accelerate's own would need MPI."""
-    accumulation = answer.candidate.accumulation
-    if answer.device == "cpu":
-        told = {
-            "ACCELERATE_USE_CPU": "true",
-            "ACCELERATE_MIXED_PRECISION": answer.workload.dtype,
-            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": accumulation,
-        }
-        exported = launch_environment(answer)
-        words = " ".join(f"{name}={value}" for name, value in told.items() if name not in exported)
-        return f"env {words} torchrun {torchrun_options(answer.world_size, answer.num_nodes)}"
-    file = f'"$here"/{shlex.quote(paths.accelerate.name)}'
-    node = on_this_node(answer.num_nodes)
-    settings = settings_of(answer)
-    options = settings.backend.launch_options(settings, str(paths.config))
-    return f"accelerate launch{node} --config_file {file} {options}"
 
 
 def _explanation(answer: Answer, paths: OutputPaths) -> str:

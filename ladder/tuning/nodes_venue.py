@@ -59,7 +59,7 @@ class OnNodes(ThisHost):
         self._tell(Note(f"Nodes: {', '.join(self._cluster.names)}, with {ranks} each."))
         return machine
 
-    def look(self, command: Sequence[str], machine: Machine) -> Script:
+    def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
         """It runs up to the beginning of its training, on the first node alone."""
 
         @contextmanager
@@ -72,7 +72,7 @@ class OnNodes(ThisHost):
                 lambda: self._cluster.first(folder, marker, job, own), ranks=1, cancelled=self._cancelled
             )
 
-        return look_at(command, machine, noting(self._tell), launching, shared_folder(self._options))
+        return look_at(command, machine, note, launching, shared_folder(self._options))
 
     @contextmanager
     def opened(self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path) -> Iterator[OpenVenue]:

@@ -1,75 +1,194 @@
-"""The answer in the words of the user's own script: its command with options of its own, which needs no ladder."""
+"""The answer in the words of the user's own script: its command with values of the answer, which needs no ladder."""
 
 from __future__ import annotations
 
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ladder.backends.registry import is_main
-from ladder.emit.answer import Answer
+from ladder.emit.accelerate import accelerate_config, to_yaml
+from ladder.emit.answer import Answer, OwnWords
 from ladder.emit.config import best_config, to_json
 from ladder.emit.files import OutputPaths
-from ladder.emit.trainer import trainer_arguments, trainer_command_line
+from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
 from ladder.errors import UsageError
+from ladder.tuning.told import Place, Told
 from ladder.workload.script import OwnEngine, Script, ScriptFacts, keeps_its_optimizer
 
+_MOST_LOOKS = 6
+"""Looks for the place of one value. Chosen: a look costs what the start of the script costs."""
+_BATCHES = ("micro_batch", "accumulation")
+_TRAINERS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
+"""The Trainer's names for them, which programs built on it keep in their files."""
+_SOUNDS_LIKE = {"micro_batch": ("batch", "bs"), "accumulation": ("acc",)}
+Look = Callable[[Sequence[str]], Script]
 
-def in_own_words(
-    answer: Answer, paths: OutputPaths, look: Callable[[Sequence[str]], Script], note: Callable[[str], None]
-) -> tuple[str, ...] | None:
-    """What torchrun starts to train the answer: the script, its arguments, and the Trainer's that the answer changes.
 
-    A second `look`, at this command, must see the answer's values and the steps of the script's own; `note` gets what
-    it sees otherwise, and None is returned, as for a script without such options: `ladder run` then starts it.
+def in_own_words(answer: Answer, paths: OutputPaths, look: Look, note: Callable[[str], None]) -> OwnWords | None:
+    """The command that trains the answer without ladder: of the script, its arguments, and what the answer changes.
+
+    The Trainer's options and keys are known by name; others are found by experiment, and what is emitted is looked at:
+    that look must see the answer's values and the steps of the script's own. `note` gets what it sees otherwise, and
+    None is returned, as for a script that cannot be told: `ladder run` then starts it.
     """
     script = answer.workload.script
     if script is None or not _may_be_told(answer, script.facts):
         return None
-    arguments = trainer_arguments(answer, paths.config)
-    if keeps_its_optimizer(script.facts.optimizer):
-        arguments.pop("optim", None)
-    words = shlex.split(trainer_command_line(arguments))
     with tempfile.TemporaryDirectory(prefix="ladder-words-") as folder:  # the answer's files are not written yet
-        config = Path(folder) / "config.json"
-        config.write_text(to_json(best_config(answer)), encoding="utf-8")
-        try:
-            there = [str(config) if word == str(paths.config) else word for word in words]
-            seen = look([*script.command, *there]).facts
-        except UsageError:
-            note("The script does not take the Trainer's options, so `ladder run` starts it with the answer.")
-            return None
-    if others := differing(answer, script.facts, seen):
-        note(f"The script sets its {', '.join(others)} itself, so `ladder run` starts it with the answer.")
-        return None
-    own = script.command[len(script.command) - script.facts.num_arguments :]
-    return (*script.facts.program, *own, *words)
+        search = _Search(answer, paths, look, Path(folder))
+        there = OutputPaths.beside(Path(folder) / paths.config.name)
+        there.config.write_text(to_json(best_config(answer)), encoding="utf-8")
+        there.accelerate.write_text(to_yaml(accelerate_config(answer, there.config)), encoding="utf-8")
+        return search.found(script, note)
 
 
 def _may_be_told(answer: Answer, facts: ScriptFacts) -> bool:
-    """Whether the Trainer's options alone say the answer to a script."""
+    """Whether words alone can say the answer to a script."""
     engine = answer.candidate.engine
-    if facts.kind != "trainer" or not facts.takes_options or facts.generation is not None or not facts.program:
+    if facts.generation is not None or not facts.program or _starter(facts) == "other":
         return False
-    has_own_files = facts.engine is None or facts.engine.stage is not None
-    beyond = any(technique.binds_cores or not technique.trainer_arguments() for technique in engine.techniques)
-    is_ignored = answer.device == "cpu" and not is_main(engine.rung) and engine.rung.stage > 0  # by accelerate
-    return not (has_own_files or beyond or is_ignored)
+    of_deepspeed = is_main(engine.rung)
+    # On a CPU accelerate overlooks FSDP2, and DeepSpeed where its own launcher says it.
+    by_accelerate = facts.kind == "accelerate" or not of_deepspeed
+    is_overlooked = answer.device == "cpu" and by_accelerate and (of_deepspeed or engine.rung.stage > 0)
+    if facts.kind == "trainer":
+        beyond = any(technique.binds_cores or not technique.trainer_arguments() for technique in engine.techniques)
+    else:
+        beyond = any(technique.binds_cores or technique.rank_module for technique in engine.techniques)
+    return not (beyond or is_overlooked)
+
+
+def _starter(facts: ScriptFacts) -> Any:
+    """What starts it without ladder."""
+    return "accelerate" if facts.kind == "accelerate" else facts.launcher
+
+
+@dataclass(frozen=True)
+class _Search:
+    """For the words that say an answer."""
+
+    answer: Answer
+    paths: OutputPaths
+    look: Look
+    folder: Path
+
+    def found(self, script: Script, note: Callable[[str], None]) -> OwnWords | None:
+        facts = script.facts
+        told = self._by_name(Told(script.command[len(script.command) - facts.num_arguments :]), facts)
+        seen = None if told is None else self._seen(told, facts)
+        if told is None or seen is None:
+            note("The script does not take the answer's options, so `ladder run` starts it with the answer.")
+            return None
+        for what in _BATCHES:
+            told, seen = self._by_experiment(what, told, seen, facts)
+        if others := differing(self.answer, facts, seen):
+            note(f"The script sets its {', '.join(others)} itself, so `ladder run` starts it with the answer.")
+            return None
+        arguments, files = told.written(self.paths.config.parent, self.paths.config.stem)
+        return OwnWords((*facts.program, *arguments), _starter(facts), files)
+
+    def _by_name(self, told: Told, facts: ScriptFacts) -> Told | None:
+        """With what the Trainer or the script itself has a name for; None where the engine cannot be said."""
+        rung = self.answer.candidate.engine.rung
+        own = told.of_deepspeed()
+        has_own = facts.engine is not None and facts.engine.stage is not None
+        if has_own and (not own or not is_main(rung)):
+            return None
+        for name in own:
+            told = told.instead(name, str(self.paths.config))
+        if facts.kind == "trainer":
+            return self._as_the_trainer_names_it(told, facts, of_backend=not own)
+        for what in set(facts.options) & set(_BATCHES):
+            told = told.at(Place(facts.options[what]), _wanted(self.answer, what))
+        return told
+
+    def _as_the_trainer_names_it(self, told: Told, facts: ScriptFacts, of_backend: bool) -> Told | None:
+        arguments = trainer_arguments(self.answer, self.paths.config, of_backend=of_backend)
+        if keeps_its_optimizer(facts.optimizer):
+            arguments.pop("optim", None)
+        if facts.takes_options:
+            return replace(told, arguments=(*told.arguments, *shlex.split(trainer_command_line(arguments))))
+        changed = {name: value for name, value in arguments.items() if not self._is_so(name, value, facts)}
+        section = told.named(tuple(_TRAINERS.values()))
+        if section is None:
+            return told if changed.keys() <= set(_TRAINERS.values()) else None
+        for name, value in changed.items():
+            told = told.at(replace(section, keys=(*section.keys, name)), value)
+        return told
+
+    def _is_so(self, name: str, value: Any, facts: ScriptFacts) -> bool:
+        """Whether the script was seen to have this argument of the Trainer, or has no use for it."""
+        engine = facts.engine or OwnEngine()
+        known: dict[str, Any] = {
+            _TRAINERS["micro_batch"]: facts.micro_batch,
+            _TRAINERS["accumulation"]: facts.accumulation,
+            "per_device_eval_batch_size": None if facts.evaluates else value,
+            "max_grad_norm": facts.gradient_clipping,
+            "optim": value,  # the script's own, whatever it is called
+            "use_cpu": facts.uses_cpu,
+            facts.dtype: True,
+            **engine.arguments,
+        }
+        if name.startswith((CHECKPOINTING, "activation_checkpointing")):
+            return not value or (engine.checkpointing and not isinstance(value, dict))
+        return bool(known.get(name) == value)
+
+    def _seen(self, told: Told, facts: ScriptFacts) -> ScriptFacts | None:
+        """What a look sees under these words; None where the script refuses them."""
+        arguments, files = told.written(self.folder, "copy")
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+        here = [word.replace(str(self.paths.config), str(self.folder / self.paths.config.name)) for word in arguments]
+        module_or_file = ("python", *facts.program) if facts.program[0] == "-m" else facts.program
+        launcher = {
+            "torchrun": module_or_file,
+            "accelerate": ("accelerate", "launch", "--mixed_precision", self.answer.workload.dtype, *facts.program),
+            "deepspeed": ("deepspeed", *facts.program),
+        }
+        try:
+            return self.look([*launcher[_starter(facts)], *here]).facts
+        except UsageError:
+            return None
+
+    def _by_experiment(self, what: str, told: Told, seen: ScriptFacts, own: ScriptFacts) -> tuple[Told, ScriptFacts]:
+        """With the option or key that sets `what`, where changing it changes what a look sees: the answer's value."""
+        wanted, now = _wanted(self.answer, what), getattr(seen, what)
+        if now == wanted:
+            return told, seen
+        typed = told.places(now)
+        parsed = [Place(option) for option, value in own.numbers.items() if value == now]
+        like = _SOUNDS_LIKE[what]
+        places = sorted(dict.fromkeys(typed + parsed), key=lambda place: not any(each in place.last for each in like))
+        for place in places[:_MOST_LOOKS]:
+            changed = told.at(place, wanted)
+            found = self._seen(changed, own)
+            if found is not None and getattr(found, what) == wanted:
+                return changed, found
+        return told, seen
+
+
+def _wanted(answer: Answer, what: str) -> int:
+    return int(getattr(answer.candidate, what))
 
 
 def differing(answer: Answer, own: ScriptFacts, seen: ScriptFacts) -> list[str]:
-    """What a look at the script under the answer's options `seen` has of its own, by name."""
+    """What a look at the script under the answer's words `seen` has of its own, by name."""
     candidate, workload = answer.candidate, answer.workload
     planned, again = (_steps(facts, answer) for facts in (own, seen))
-    engine = seen.engine or OwnEngine()
-    stage = candidate.engine.rung.stage if is_main(candidate.engine.rung) else None
+    rung, engine = candidate.engine.rung, seen.engine
+    if engine is None and own.takes_options and rung.stage and not is_main(rung):  # FSDP2, by the Trainer's options
+        engine = OwnEngine(checkpointing=candidate.gradient_checkpointing)
+    stage = rung.stage if is_main(rung) and own.kind != "accelerate" else None
     pairs = {
         "micro-batch": (seen.micro_batch, candidate.micro_batch),
         "accumulation": (seen.accumulation, candidate.accumulation),
         "precision": (seen.dtype, workload.dtype),
-        "gradient checkpointing": (engine.checkpointing, candidate.gradient_checkpointing),
-        "engine": (engine.stage, stage),
+        "gradient checkpointing": (engine and engine.checkpointing, candidate.gradient_checkpointing),
+        "engine": (engine and (engine.stage,), (stage,)),
         "gradient clipping": (seen.gradient_clipping, workload.gradient_clipping),
         "trained parameters": (seen.num_trainable, own.num_trainable),
         "longest sample": (seen.longest, own.longest),

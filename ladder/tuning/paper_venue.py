@@ -58,7 +58,7 @@ class OnPaper:
             unsupported=machine.unsupported | ({} if options.nvme_path else without),
         )
 
-    def look(self, command: Sequence[str], machine: Machine) -> Script:
+    def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
         """Nothing runs on a simulated machine."""
         raise UsageError("--launcher simulated runs nothing, so it cannot try a script; name a MODEL instead.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +46,7 @@ from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, 
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venue import OpenVenue, Venue, venue_of
 from ladder.tuning.versions import package_versions
+from ladder.workload.script import Script
 
 # Errors of the disk; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
@@ -256,8 +257,11 @@ def _said_in_own_words(
     """`answer` with the command of the user's script that trains it without ladder, if there is one."""
     if not venue.looks_again:
         return answer
-    words = in_own_words(answer, paths, lambda command: venue.look(command, prepared.machine), noting(tell))
-    return replace(answer, own_words=words)
+
+    def look(command: Sequence[str]) -> Script:
+        return venue.look(command, prepared.machine, lambda _: None)
+
+    return replace(answer, own_words=in_own_words(answer, paths, look, noting(tell)))
 
 
 def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:

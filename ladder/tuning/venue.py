@@ -24,7 +24,7 @@ from ladder.tuning.preparation import environment_of_trials, operators_of_every_
 from ladder.tuning.script_look import look_here
 from ladder.tuning.sweep import Sweep, run_marker
 from ladder.tuning.technique_choices import TechniqueChoices, require_adapters, techniques_tried
-from ladder.tuning.tune_events import Subscriber, noting
+from ladder.tuning.tune_events import Subscriber
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
@@ -67,7 +67,7 @@ class Venue(Protocol):
     def machine(self) -> Machine:
         """The machine, limited to what the user allows."""
 
-    def look(self, command: Sequence[str], machine: Machine) -> Script:
+    def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
         """What the user's own script trains. UsageError where it cannot be run here."""
 
     def introduce(self) -> None:
@@ -135,9 +135,9 @@ class ThisHost:
         )
         return replace(machine, nvme_write_speed=nvme_write_speed)
 
-    def look(self, command: Sequence[str], machine: Machine) -> Script:
+    def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
         """It runs up to the beginning of its training."""
-        return look_here(command, machine, noting(self._tell), self._cancelled)
+        return look_here(command, machine, note, self._cancelled)
 
     def introduce(self) -> None:
         """Nothing to say: the figures are measured."""

@@ -64,7 +64,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
 def _script_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
     """As `workload_and_machine`, of the user's own script, after a look at it."""
     machine = venue.machine()
-    script = venue.look(options.script, machine)
+    script = venue.look(options.script, machine, noting(tell))
     capability = major_capability(machine)
     workload = workload_of_script(script, options, machine.world_size, noting(tell), machine.gpu_name, capability)
     tell(Note(_introduction(workload, machine)))

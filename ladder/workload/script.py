@@ -109,12 +109,18 @@ class ScriptFacts:
     """Some of what it trains has 16 bits, of which DeepSpeed makes fp32 masters."""
     engine: OwnEngine | None = None
     """None for one that ladder has no rung for, such as the first FSDP."""
+    uses_cpu: bool = False
+    """It tells its Trainer to."""
     generation: Generation | None = None
     """Of a trainer that writes what it trains on, as TRL's GRPO."""
     program: tuple[str, ...] = ()
-    """What torchrun would start in place of the command's launcher; empty where that says more."""
+    """What a launcher starts, without arguments."""
+    launcher: Literal["torchrun", "deepspeed", "other"] = "torchrun"
+    """What has to start it: another than torchrun where each process gets its number as an option."""
     takes_options: bool = False
     """Its parser of arguments has the options of the Trainer."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Options of its parser whose values are its micro-batch or its accumulation."""
     num_arguments: int = 0
     """Of the program: so many last words of the command."""
     modules: tuple[str, ...] = ()
@@ -251,15 +257,22 @@ def option_in(command: Sequence[str], option: str) -> str | None:
     return found
 
 
+def with_option(command: Sequence[str], option: str, value: str) -> tuple[str, ...]:
+    """`command` with `value` wherever it names the option, and behind it where it does not."""
+    words = list(command)
+    places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
+    for place in places:
+        if "=" in words[place]:
+            words[place] = f"{option}={value}"
+        elif place + 1 < len(words):
+            words[place + 1] = value
+    return tuple(words if places else [*words, option, value])
+
+
 def told(command: Sequence[str], options: Mapping[str, str], micro_batch: int, accumulation: int) -> tuple[str, ...]:
-    """`command` with a candidate's values for the `options` that a loop has for them: in their place, or behind it."""
-    words, values = list(command), {"micro_batch": micro_batch, "accumulation": accumulation}
+    """`command` with a candidate's values for the `options` that a loop has for them."""
+    values = {"micro_batch": micro_batch, "accumulation": accumulation}
+    words = tuple(command)
     for what, option in options.items():
-        places = [place for place, word in enumerate(words) if word.partition("=")[0] == option]
-        for place in places:
-            if "=" in words[place]:
-                words[place] = f"{option}={values[what]}"
-            elif place + 1 < len(words):
-                words[place + 1] = str(values[what])
-        words += [] if places else [option, str(values[what])]
-    return tuple(words)
+        words = with_option(words, option, str(values[what]))
+    return words

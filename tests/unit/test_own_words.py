@@ -12,7 +12,7 @@ import pytest
 from helpers.answers import answer as make_answer
 from helpers.scripts import make_script, script_workload
 
-from ladder.emit.answer import Answer
+from ladder.emit.answer import Answer, OwnWords
 from ladder.emit.files import OutputPaths
 from ladder.emit.launch import launch_script
 from ladder.errors import UsageError
@@ -43,7 +43,7 @@ def answer_with(**facts: Any) -> Answer:
     return replace(found, workload=script_workload(script, global_batch_size=batch))
 
 
-def words_of(answer: Answer, paths: OutputPaths, **facts: Any) -> tuple[tuple[str, ...] | None, list[str], list[Any]]:
+def words_of(answer: Answer, paths: OutputPaths, **facts: Any) -> tuple[OwnWords | None, list[str], list[Any]]:
     """The words, what was said, and the commands that were looked at: scripts that take all but `facts` as told."""
     said, looked = list[str](), list[Any]()
     candidate = answer.candidate
@@ -65,11 +65,11 @@ def test_a_script_that_takes_the_answer_is_started_by_torchrun_with_options_of_i
     answer = answer_with()
     words, said, (looked,) = words_of(answer, paths)
     assert words is not None
-    assert words[:3] == ("train.py", "--lr", "1e-5")
+    assert words.words[:3] == ("train.py", "--lr", "1e-5")
     assert said == []
-    assert str(paths.config) in words
+    assert str(paths.config) in words.words
     assert str(paths.config) not in looked, "the file is not written yet"
-    assert ("--per_device_train_batch_size", str(answer.candidate.micro_batch)) in itertools.pairwise(words)
+    assert ("--per_device_train_batch_size", str(answer.candidate.micro_batch)) in itertools.pairwise(words.words)
     text = launch_script(replace(answer, own_words=words), paths)
     assert f"exec torchrun --standalone --nproc_per_node {answer.world_size} train.py --lr 1e-5 " in text
     assert "--deepspeed \"$here\"/'best config.json' " in text
@@ -106,14 +106,11 @@ def test_another_number_of_steps_than_the_script_s_own_is_seen(paths: OutputPath
 @pytest.mark.parametrize(
     "facts",
     [
-        {"takes_options": False},
         {"program": ()},
-        {"kind": "accelerate"},
-        {"engine": OwnEngine(2)},
-        {"engine": None},
+        {"launcher": "other"},
     ],
 )
-def test_a_script_without_such_options_or_with_files_of_its_own_is_not_looked_at_again(
+def test_a_script_whose_launcher_says_what_no_other_can_is_not_looked_at_again(
     paths: OutputPaths, facts: dict[str, Any]
 ) -> None:
     assert words_of(answer_with(**facts), paths) == (None, [], [])
@@ -126,4 +123,4 @@ def test_a_script_that_refuses_the_options_is_started_by_ladder(paths: OutputPat
         raise UsageError("no")
 
     assert in_own_words(answer_with(), paths, look, said.append) is None
-    assert "does not take the Trainer's options" in said[0]
+    assert "does not take the answer's options" in said[0]

@@ -83,13 +83,16 @@ class Grip:
                 "digest": self.digest,
                 "preparation_seconds": now() - self.began,
                 "takes_options": has_trainer_options(self.parsed),
-                "program": self.program.for_torchrun,
+                "program": self.program.words,
+                "launcher": self.program.launcher,
                 "num_arguments": len(self.program.arguments),
             }
             known["modules"] = installed_since(self.modules)
             facts = replace(find(), **known)
             if not self.program.is_plain and facts.engine is not None and facts.engine.stage is None:
                 facts = replace(facts, engine=None)
+            seen = (facts.micro_batch, facts.accumulation)
+            facts = replace(facts, numbers={name: value for name, value in self.parsed.items() if value in seen})
             if facts.kind != "trainer":  # whose arguments are changed where they are made
                 facts = replace(facts, options=setting(self.parsed, facts))
             self.reporter.send(LookedEvent(t=now(), facts=facts))

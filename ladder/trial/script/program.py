@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from ladder.errors import UsageError
 from ladder.text import shown
@@ -47,11 +48,16 @@ class Program:
         return Path(found.origin)
 
     @property
-    def for_torchrun(self) -> tuple[str, ...]:
-        """What torchrun starts in place of its launcher, without arguments; nothing where that would say more."""
-        if self.environment or self.local_rank or not self.is_plain:
-            return ()
+    def words(self) -> tuple[str, ...]:
+        """What a launcher starts, without arguments."""
         return ("-m", self.name) if self.is_module else (self.name,)
+
+    @property
+    def launcher(self) -> Literal["torchrun", "deepspeed", "other"]:
+        """What has to start it."""
+        if not self.local_rank:
+            return "torchrun"
+        return "deepspeed" if self.local_rank == _OF_DEEPSPEED else "other"
 
     def run(self) -> None:
         """As `python NAME ARGUMENTS` would, in this process."""
@@ -74,6 +80,7 @@ def _spec_of(module: str) -> ModuleSpec | None:
         return None
 
 
+_OF_DEEPSPEED = "--local_rank"
 _LLAMA_FACTORY = ("llamafactory-cli", "lmf")
 
 
@@ -216,7 +223,7 @@ def _of_deepspeed(words: list[str]) -> Program:
     from deepspeed.launcher.runner import parse_args
 
     known = parse_args(words)
-    local_rank = "" if known.no_local_rank else "--local_rank"
+    local_rank = "" if known.no_local_rank else _OF_DEEPSPEED
     return Program(known.user_script, known.module, tuple(known.user_args), local_rank=local_rank)
 
 

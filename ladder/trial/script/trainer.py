@@ -188,6 +188,7 @@ _OWN = (
     "optim",
     "max_grad_norm",
     "auto_find_batch_size",
+    "use_cpu",
     "use_liger_kernel",
     *generating.SETTINGS,
 )

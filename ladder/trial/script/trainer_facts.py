@@ -33,6 +33,7 @@ def trainer_facts(trainer: Trainer) -> ScriptFacts:
         dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
         optimizer=_optimizer_of(trainer, own),
         engine=_engine_of(trainer, own),
+        uses_cpu=own["use_cpu"],
         gradient_clipping=float(own["max_grad_norm"]),
         **(generating.facts_of(trainer, own) if generating.generates(trainer) else _facts_of_samples(trainer)),
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
