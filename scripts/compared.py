@@ -1,4 +1,6 @@
-"""Write the tables of docs/explanation/side-by-side.md and draw its picture: `python scripts/compared.py`.
+"""Write the tables of docs/explanation/side-by-side.md and beside the live records: `python scripts/compared.py`.
+
+It also draws the page's picture.
 
 All figures come from benchmarks/results/compare: `ways.json` of benchmarks/choosers.py, `memory.json` of
 benchmarks/estimators.py, and the files that benchmarks/compare.py has written on GPUs.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import chart
@@ -17,6 +20,8 @@ from compared_chart import run_of
 
 RESULTS = chart.RESULTS / "compare"
 PAGE = chart.ROOT / "docs" / "explanation" / "side-by-side.md"
+RUNS = RESULTS / "README.md"
+"""All live runs, beside their records."""
 
 WAYS = {
     "ladder": "`ladder tune`",
@@ -201,18 +206,20 @@ def stored_rows(name: str) -> list[dict[str, Any]]:
     return list(json.loads(file.read_text("utf-8"))) if file.exists() else []
 
 
-def with_tables(page: str) -> str:
-    """The page with its tables between their markers. ValueError if a marker is missing."""
+def tables() -> dict[Path, dict[str, str]]:
+    """By file, and by the name in its markers."""
     live = live_rows()
-    tables = {
-        "ways": ways_table(stored_rows("ways")),
-        "memory": memory_table(stored_rows("memory")),
-        "live": live_table(live),
-        "gaps": live_gaps(live),
+    return {
+        PAGE: {"ways": ways_table(stored_rows("ways")), "memory": memory_table(stored_rows("memory"))},
+        RUNS: {"live": live_table(live), "gaps": live_gaps(live)},
     }
-    for name, table in tables.items():
+
+
+def with_tables(page: str, written: Mapping[str, str]) -> str:
+    """The page with the tables `written` between their markers. ValueError if a marker is missing."""
+    for name, table in written.items():
         begin, end = f"<!-- {name}: written by scripts/compared.py -->\n", f"<!-- end of {name} -->\n"
-        page = chart.between(page, begin, table, end, f"{PAGE} lacks the markers of {name}")
+        page = chart.between(page, begin, table, end, f"a page lacks the markers of {name}")
     return page
 
 
@@ -222,9 +229,10 @@ def live_rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    PAGE.write_text(with_tables(PAGE.read_text("utf-8")), "utf-8")
+    for page, written in tables().items():
+        page.write_text(with_tables(page.read_text("utf-8"), written), "utf-8")
     compared_chart.CHART.write_text(compared_chart.picture(live_rows(), LIVE), "utf-8")
-    print(f"Wrote the tables of {PAGE} and {compared_chart.CHART}")
+    print(f"Wrote the tables of {PAGE} and {RUNS}, and {compared_chart.CHART}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,16 @@ from ladder.cli.defaults import Parameter, arguments_of, commands_of, options_of
 
 _UNSET = re.compile(r"^(.*?)(?: \[default: (.*)\])?$", re.DOTALL)
 _TITLES = ("option", "values", "default", "meaning")
+_FIRST = "tune"
+"""The command with most options."""
 
 
 def reference(app: typer.Typer) -> str:
-    """One section per command: what it does, and a table of options for each panel of its help."""
+    """One section per command: what it does, and a table of options for each panel of its help.
+
+    Options that the first command has too, with the same words, are only named in later sections.
+    """
+    told = set[str]()
     sections = [
         "# Commands and options\n\n"
         "You can set your own default for every option in `ladder.yaml`, under its command and without the dashes: "
@@ -30,12 +36,26 @@ def reference(app: typer.Typer) -> str:
         about = inspect.cleandoc(callback.__doc__ or "").partition("\n\nExamples:")[0]
         sections.append(f"## ladder {name}\n\n{about}")
         panels: dict[str, list[str]] = {}
-        for argument, parameter in arguments_of(app, name):
-            panels.setdefault(parameter.info.rich_help_panel or "Arguments", []).append(_row(argument, parameter))
-        for option, parameter in options_of(app, name):
-            panels.setdefault(parameter.info.rich_help_panel or "Options", []).append(_row(f"--{option}", parameter))
+        shared = []
+        for title, option, row in _rows(app, name):
+            if row in told:  # word for word
+                shared.append(f"`{option}`")
+            else:
+                panels.setdefault(title, []).append(row)
+        if shared:
+            sections.append(f"As for [`ladder {_FIRST}`](#ladder-{_FIRST}): {', '.join(shared)}.")
         sections += [_table(title, rows) for title, rows in panels.items()]
+        if name == _FIRST:
+            told = {row for rows in panels.values() for row in rows}
     return "\n\n".join(sections) + "\n"
+
+
+def _rows(app: typer.Typer, name: str) -> Iterator[tuple[str, str, str]]:
+    """For each argument and option of a command: its panel, its name and its row."""
+    for argument, parameter in arguments_of(app, name):
+        yield parameter.info.rich_help_panel or "Arguments", argument, _row(argument, parameter)
+    for option, parameter in options_of(app, name):
+        yield parameter.info.rich_help_panel or "Options", f"--{option}", _row(f"--{option}", parameter)
 
 
 def _table(title: str, rows: list[str]) -> str:
