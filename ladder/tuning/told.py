@@ -18,7 +18,7 @@ _OF_DEEPSPEED = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_opt
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: at an option, or at the `keys` in a file."""
+    """Where a value stands: at an option or in a setting, or at the `keys` in a file."""
 
     name: str
     """The option, or the file's path as the arguments have it."""
@@ -50,8 +50,13 @@ class Told:
     def places(self, value: int) -> list[Place]:
         """Where this number stands in options that were typed and in files."""
         words = zip(self.arguments, (*self.arguments[1:], ""), strict=True)
-        split = [(*word.partition("=")[::2], following) for word, following in words if word.startswith("-")]
-        options = [Place(name) for name, given, following in split if str(value) in (given or following,)]
+        split = [(*word.partition("="), following) for word, following in words]
+        # `--size 4`, `--size=4`, and `train.size=4` as Hydra and OmegaConf have it
+        options = [
+            Place(name)
+            for name, equals, given, following in split
+            if (given if equals else following if name.startswith("-") else "") == str(value)
+        ]
         of_files = [
             Place(name, keys)
             for name, document in self.files().items()
