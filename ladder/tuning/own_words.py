@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.registry import is_main
-from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.answer import Answer, OwnWords
 from ladder.emit.config import best_config, to_json
 from ladder.emit.files import OutputPaths
@@ -39,11 +38,8 @@ def in_own_words(answer: Answer, paths: OutputPaths, look: Look, note: Callable[
     if script is None or not _may_be_told(answer, script.facts):
         return None
     with tempfile.TemporaryDirectory(prefix="ladder-words-") as folder:  # the answer's files are not written yet
-        search = _Search(answer, paths, look, Path(folder))
-        there = OutputPaths.beside(Path(folder) / paths.config.name)
-        there.config.write_text(to_json(best_config(answer)), encoding="utf-8")
-        there.accelerate.write_text(to_yaml(accelerate_config(answer, there.config)), encoding="utf-8")
-        return search.found(script, note)
+        (Path(folder) / paths.config.name).write_text(to_json(best_config(answer)), encoding="utf-8")
+        return _Search(answer, paths, look, Path(folder)).found(script, note)
 
 
 def _may_be_told(answer: Answer, facts: ScriptFacts) -> bool:
@@ -59,7 +55,9 @@ def _may_be_told(answer: Answer, facts: ScriptFacts) -> bool:
         beyond = any(technique.binds_cores or not technique.trainer_arguments() for technique in engine.techniques)
     else:
         beyond = any(technique.binds_cores or technique.rank_module for technique in engine.techniques)
-    return not (beyond or is_overlooked)
+    # DeepSpeed refuses torch's optimizers there; accelerate and trials put its own in their place.
+    is_refused = facts.kind == "deepspeed" and engine.rung.offload_optimizer != "none"
+    return not (beyond or is_overlooked or is_refused)
 
 
 def _starter(facts: ScriptFacts) -> Any:
@@ -134,7 +132,7 @@ class _Search:
             **engine.arguments,
         }
         if name.startswith((CHECKPOINTING, "activation_checkpointing")):
-            return not value or (engine.checkpointing and not isinstance(value, dict))
+            return engine.checkpointing is (not isinstance(value, bool) or value)
         return bool(known.get(name) == value)
 
     def _seen(self, told: Told, facts: ScriptFacts) -> ScriptFacts | None:
@@ -182,14 +180,16 @@ def differing(answer: Answer, own: ScriptFacts, seen: ScriptFacts) -> list[str]:
     rung, engine = candidate.engine.rung, seen.engine
     if engine is None and own.takes_options and rung.stage and not is_main(rung):  # FSDP2, by the Trainer's options
         engine = OwnEngine(checkpointing=candidate.gradient_checkpointing)
-    stage = rung.stage if is_main(rung) and own.kind != "accelerate" else None
+    by_accelerate = own.kind == "accelerate"  # its launcher says the engine, and its loop itself what it clips
+    stage = rung.stage if is_main(rung) and not by_accelerate else None
+    clipping = own.gradient_clipping if by_accelerate else workload.gradient_clipping
     pairs = {
         "micro-batch": (seen.micro_batch, candidate.micro_batch),
         "accumulation": (seen.accumulation, candidate.accumulation),
         "precision": (seen.dtype, workload.dtype),
         "gradient checkpointing": (engine and engine.checkpointing, candidate.gradient_checkpointing),
         "engine": (engine and (engine.stage,), (stage,)),
-        "gradient clipping": (seen.gradient_clipping, workload.gradient_clipping),
+        "gradient clipping": (seen.gradient_clipping, clipping),
         "trained parameters": (seen.num_trainable, own.num_trainable),
         "longest sample": (seen.longest, own.longest),
         "steps": (again, planned),

@@ -124,3 +124,23 @@ def test_a_script_that_refuses_the_options_is_started_by_ladder(paths: OutputPat
 
     assert in_own_words(answer_with(), paths, look, said.append) is None
     assert "does not take the answer's options" in said[0]
+
+
+def test_a_loop_with_accelerate_is_started_by_its_launcher_and_clips_by_itself(paths: OutputPaths) -> None:
+    options = {"micro_batch": "--bs", "accumulation": "--acc"}
+    answer = answer_with(kind="accelerate", takes_options=False, options=options, gradient_clipping=0.0)
+    assert answer.workload.gradient_clipping == 1.0, "as its proof saw"
+    own = OwnEngine(checkpointing=answer.candidate.gradient_checkpointing)
+    words, said, (looked,) = words_of(answer, paths, engine=own)
+    assert said == []
+    assert looked[:5] == ["accelerate", "launch", "--mixed_precision", "bf16", "train.py"]
+    assert words is not None
+    assert words.words[-4:] in (("--bs", "4", "--acc", "2"), ("--acc", "2", "--bs", "4"))
+    text = launch_script(replace(answer, own_words=words), paths)
+    assert 'exec accelerate launch --config_file "$here"/' in text
+    assert "--deepspeed_config_file \"$here\"/'best config.json' train.py --lr 1e-5 " in text
+
+
+def test_deepspeed_s_own_loop_is_not_told_to_offload_torch_s_optimizer(paths: OutputPaths) -> None:
+    found = replace(answer_with(kind="deepspeed"), candidate=make_answer("zero2+opt-cpu").candidate)
+    assert words_of(found, paths) == (None, [], [])
