@@ -1,10 +1,8 @@
-"""The bar charts of a report: memory by part, the time of a step, the tune's time, and several answers compared."""
+"""The bar charts of a report: memory by part, and where the tune's time went."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ladder.events.outcome import Measurement, Record
+from ladder.events.outcome import Record
 from ladder.report.charts import COLOURS, FAILED, Bar, Bars, Group, Part
 from ladder.report.run_data import ReportedRun
 from ladder.report.times import PHASES
@@ -36,7 +34,7 @@ _MOST_GROUPS = 12
 
 def memory_by_part(run: ReportedRun) -> Bars | None:
     """Memory of the answer and of each engine's best candidate: as predicted before any trial, and as measured."""
-    chosen = {key: record for key, record in furthest(run).items() if record.measurement or record.outcome.bytes_asked}
+    chosen = {key: record for key, record in _furthest(run).items() if record.measurement or record.outcome.bytes_asked}
     if not chosen:
         return None
     prior, proofs = believe(run.space, ()), {entry.candidate_key: entry.proof for entry in run.entries}
@@ -60,33 +58,6 @@ def memory_by_part(run: ReportedRun) -> Bars | None:
     )
 
 
-def step_time(run: ReportedRun) -> Bars | None:
-    """The time of an optimizer step of the answer and of each engine's fastest candidate: micro-steps, and the rest."""
-    chosen = {key: record for key, record in furthest(run).items() if record.measurement}
-    if not chosen:
-        return None
-    proofs = {entry.candidate_key: entry.proof for entry in run.entries}
-    groups = []
-    for key, record in chosen.items():
-        runs = [("trial", record), ("proof", proofs.get(key))]
-        bars = [
-            Bar(name=name, lengths=_step(seen.measurement, run.space.by_key[key].accumulation))
-            for name, seen in runs
-            if seen is not None and seen.measurement is not None
-        ]
-        groups.append(Group(label=_heading(key, run), bars=tuple(bars), is_answer=_is_answer(key, run)))
-    return Bars(
-        title="seconds of an optimizer step",
-        unit="s",
-        digits=",.3g",
-        parts=(
-            Part(name="forward and backward (all of it where nothing accumulates)", colour=COLOURS[0]),
-            Part(name="what only the optimizer step does", colour=COLOURS[1]),
-        ),
-        groups=tuple(groups),
-    )
-
-
 def time_by_trial(run: ReportedRun) -> Bars | None:
     """The tune's seconds by trial and phase."""
     if not run.trial_seconds:
@@ -106,28 +77,13 @@ def time_by_trial(run: ReportedRun) -> Bars | None:
     return Bars(title="seconds", unit="s", digits=",.1f", parts=parts, groups=tuple(groups))
 
 
-def answers_compared(runs: Sequence[ReportedRun]) -> Bars | None:
-    """The best speeds of several runs."""
-    groups = [
-        Group(
-            label=f"{run.name}: {run.best.candidate_key}", bars=(Bar(name="", lengths=(run.best.tokens_per_second,)),)
-        )
-        for run in runs
-        if run.best is not None
-    ]
-    if not groups:
-        return None
-    part = Part(name="tokens/s", colour=COLOURS[0])
-    return Bars(title="tokens/s", unit="tokens/s", digits=",.0f", parts=(part,), groups=tuple(groups))
-
-
 def needed(record: Record, run: ReportedRun) -> float:
     """GiB that a candidate which ran out of memory would have needed at least."""
     missing = max(0, (record.outcome.bytes_asked or 0) - (record.outcome.bytes_free or 0))
     return (run.space.memory_limit + missing) / GIB
 
 
-def furthest(run: ReportedRun) -> dict[str, Record]:
+def _furthest(run: ReportedRun) -> dict[str, Record]:
     """The answer's trial, then by engine its fastest candidate that fits, or else one that ran out while training.
 
     The fastest engines come first, up to `_MOST_GROUPS`.
@@ -157,13 +113,6 @@ def _seen(name: str, record: Record, run: ReportedRun) -> Bar:
         lengths[-2] = max(0, seen.peak_reserved - seen.peak_allocated) / GIB
         lengths[_OUTSIDE] = max(0, seen.peak_device - seen.peak_reserved) / GIB
     return Bar(name=name, lengths=tuple(length or None for length in lengths))
-
-
-def _step(seen: Measurement, accumulation: int) -> tuple[float, float]:
-    """Seconds of forward and backward of all micro-steps, and of the optimizer."""
-    whole = seen.step_seconds(accumulation)
-    passes = accumulation * seen.accumulate_seconds if accumulation > 1 and seen.accumulate_seconds else whole
-    return passes, max(0.0, whole - passes)
 
 
 def _heading(key: str, run: ReportedRun) -> str:

@@ -45,11 +45,11 @@ def _trouble(name: str, write: Callable[[], object]) -> str:
 
 
 def load_page() -> None:
-    """Import what report.html needs and compile its templates, while there is time. `page_of` says what is missing."""
+    """Import what report.html needs and compile its template, while there is time. `page_of` says what is missing."""
     with suppress(ModuleNotFoundError):
-        from ladder.report.page import compile_templates
+        from ladder.report.page import compile_template
 
-        compile_templates()
+        compile_template()
 
 
 def page_of(runs: list[ReportedRun]) -> str:

@@ -100,7 +100,7 @@ class _Search:
             told = told.instead(name, str(self.paths.config))
         if facts.kind == "trainer":
             return self._as_the_trainer_names_it(told, facts, of_backend=not own)
-        for what in set(facts.options) & set(_BATCHES):
+        for what in (each for each in _BATCHES if each in facts.options):
             told = told.at(Place(facts.options[what]), _wanted(self.answer, what))
         return told
 

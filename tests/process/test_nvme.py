@@ -37,7 +37,7 @@ def test_both_nvme_rungs_are_measured_proven_and_leave_no_swap_file(
     (tmp_path / "nvme").mkdir()
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     arguments = ["tune", "config.json", "--gpus", "0", "--gpu-memory", "2GiB", "--nvme-path", "nvme"]
-    arguments += ["--strategy", "exhaustive", "--seq-len", "64", "--global-batch-size", "4"]
+    arguments += ["--strategy", "exhaustive", "--documented", "--seq-len", "64", "--global-batch-size", "4"]
     arguments += ["--micro-batch", "1", "--rung", "zero3+opt-nvme", "--rung", "zero3+param-nvme+opt-nvme"]
     assert main([*arguments, "--run-dir", "run"]) == 0
     fits = pd.read_csv("run/trials.csv").query("outcome == 'fits'")

@@ -21,7 +21,7 @@ from ladder.cli.report import read_reported_run
 from ladder.events.outcome import Outcome, Record
 from ladder.report import page as page_module
 from ladder.report.about import command_line, read_about
-from ladder.report.figures import memory_by_part, step_time, time_by_trial
+from ladder.report.figures import memory_by_part, time_by_trial
 from ladder.report.markdown import markdown
 from ladder.report.run_data import ReportedRun
 from ladder.report.summary import usage
@@ -111,7 +111,7 @@ def test_a_bug_in_a_figure_does_not_undo_a_tune(
     def broken(*_: object) -> None:
         raise KeyError("a part that is not there")
 
-    monkeypatch.setattr(page_module, "step_time", broken)
+    monkeypatch.setattr(page_module, "time_by_trial", broken)
     assert write_reports(replace(run, folder=tmp_path)) == [
         """report.html could not be written (KeyError: 'a part that is not there'), a bug in ladder; """
         "`ladder report` shows where."
@@ -172,8 +172,8 @@ def test_no_name_that_others_chose_is_markup_anywhere_in_markdown(run: ReportedR
     assert r"- Warning: one - \`t\|wo\`" in lines
 
 
-def test_the_bars_of_memory_steps_and_trials_add_up_to_what_was_measured(run: ReportedRun, best: Record) -> None:
-    memory, steps, spent = there(memory_by_part(run)), there(step_time(run)), there(time_by_trial(run))
+def test_the_bars_of_memory_and_trials_add_up_to_what_was_measured(run: ReportedRun, best: Record) -> None:
+    memory, spent = there(memory_by_part(run)), there(time_by_trial(run))
     assert memory.limit == 40
     answer = memory.groups[0]
     assert answer.is_answer
@@ -181,9 +181,6 @@ def test_the_bars_of_memory_steps_and_trials_add_up_to_what_was_measured(run: Re
     totals = {bar.name: bar.total for bar in answer.bars}
     assert totals["proof"] == pytest.approx(there(best.measurement).peak_device / 2**30, abs=0.1)
     assert totals.keys() == {"predicted", "trial", "proof"}
-    (step,) = (bar.total for bar in steps.groups[0].bars if bar.name == "trial")
-    (trial,) = (entry for entry in run.entries if entry.candidate_key == best.candidate_key)
-    assert step == pytest.approx(there(there(trial.record).measurement).step_seconds(there(trial.accumulation)))
     total = sum(bar.total for group in spent.groups for bar in group.bars)
     assert total == pytest.approx(sum(sum(each.values()) for each in run.trial_seconds.values()), rel=0.01)
 

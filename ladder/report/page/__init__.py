@@ -8,11 +8,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ladder import __version__
 from ladder.report.charts import Chart, Scatter
-from ladder.report.figures import answers_compared, memory_by_part, step_time, time_by_trial
+from ladder.report.figures import memory_by_part, time_by_trial
 from ladder.report.front import front
 from ladder.report.page.svg import svg
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
@@ -59,41 +59,30 @@ _DIGITS = {
 
 def html(runs: Sequence[ReportedRun]) -> str:
     """The report of one run, or of several compared."""
-    return rendered(
-        "report.html.j2",
+    return _template().render(
+        css=_asset("report.css"),
+        js=_asset("report.js"),
+        version=__version__,
         title=f"ladder: {', '.join(run.space.workload.model.name for run in runs)}",
         runs=[_page_of(run, f"run{number}") for number, run in enumerate(runs)],
-        comparison={
-            "rows": comparison(runs),
-            "figure": figure_of("compared", "Tokens per second", _ANSWERS, answers_compared(runs)),
-        }
-        if len(runs) > 1
-        else None,
+        comparison=comparison(runs) if len(runs) > 1 else [],
         columns=[{"title": title, "number": kind == "number"} for _, title, kind in _COLUMNS],
     )
 
 
-def rendered(template: str, **words: Any) -> str:
-    """A page of this package's look."""
-    look = {"css": _asset("report.css"), "js": _asset("report.js"), "version": __version__}
-    return _templates().get_template(template).render(**look, **words)
-
-
-def compile_templates() -> None:
-    """Do now what would otherwise take time when the first page is made."""
-    for name in _templates().list_templates(extensions=("j2",)):
-        _templates().get_template(name)
-
-
 @cache
-def _templates() -> Environment:
-    """The templates of this package. Each is compiled once."""
-    return Environment(
-        loader=PackageLoader("ladder.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+def _template() -> Template:
+    """The page's template, compiled once."""
+    loader = PackageLoader("ladder.report", "page")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("report.html.j2")
 
 
-_ANSWERS = "The answer of each run, or the fastest that fits so far."
+def compile_template() -> None:
+    """Do now what would otherwise take time when the first page is made."""
+    _template()
+
+
 _SPEED = (
     "Every candidate, as its trial measured it or as it is predicted. Bars show how far a figure may be off: half the "
     "interquartile range of the measured steps, or the 80% range of a prediction. The dotted line joins the candidates "
@@ -103,10 +92,9 @@ _MEMORY = (
     "The answer and the best candidate of each engine: memory as predicted before any trial, and as measured in the "
     "trial and the proof."
 )
-_STEP = "One optimizer step, with accumulation, of the answer and of each engine's fastest candidate."
 
 
-def figure_of(name: str, heading: str, caption: str, chart: Chart | None) -> dict[str, Any] | None:
+def _figure_of(name: str, heading: str, caption: str, chart: Chart | None) -> dict[str, Any] | None:
     """What the template draws of `chart`; None for none."""
     if chart is None:
         return None
@@ -136,12 +124,11 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "warnings": warnings_of(run.best, run.space) if run.best else (),
         "usage": _blocks(usage(config, (run.folder / ANSWER_NAME).absolute())) if config else [],
         "config_json": json.dumps(config, indent=2) if config else None,
-        "speed": figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
+        "speed": _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
         "front": _front(run),
         "figures": [
-            figure_of(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
-            figure_of(f"{name}-step", "Time of a step", _STEP, step_time(run)),
-            figure_of(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
+            _figure_of(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
+            _figure_of(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
         ],
         "ledger": _ledger(run),
         "kinds": sorted({str(row["outcome"]) for row in rows(run.entries, {})}),
