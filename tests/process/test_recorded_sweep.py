@@ -74,6 +74,11 @@ def test_run_folders_of_some_rungs_each_are_joined_and_those_of_other_workloads_
     assert {row["rung"] for row in facts["rows"]} == {row["rung"] for row in facts["probes"]} == {"zero2", "zero3"}
     assert facts["caps_gib"] == [24.0]
     assert not facts["whole"], "of which nobody said that they are all rungs"
+    again = tmp_path / "again.json"
+    recorded = tmp_path / "one.json"
+    assert bench.record_sweep.main([str(recorded), "--from", str(folders["a"])]) == 0
+    assert bench.record_sweep.main([str(again), "--from", str(recorded), str(folders["b"]), "--caps", "24"]) == 0
+    assert json.loads(again.read_text()) == facts, "what was recorded before is as good as its run folder"
     with pytest.raises(ValueError, match="different workloads"):
         bench.record_sweep.main([str(joined), "--from", str(folders["a"]), str(folders["c"])])
 
