@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ladder import __version__
-from ladder.report.charts import Chart, Scatter
+from ladder.report.charts import Chart
 from ladder.report.figures import memory_by_part, time_by_trial
 from ladder.report.front import front
 from ladder.report.page.svg import svg
@@ -98,14 +98,12 @@ def _figure_of(name: str, heading: str, caption: str, chart: Chart | None) -> di
     """What the template draws of `chart`; None for none."""
     if chart is None:
         return None
-    legend = [(place, *entry) for place, entry in enumerate(chart.legend)]
     return {
         "id": name,
         "heading": heading,
         "caption": caption,
         "svg": svg(chart, heading),
-        "legend": legend,
-        "has_legend": len(legend) > 1 or isinstance(chart, Scatter),
+        "legend": [(place, *entry) for place, entry in enumerate(chart.legend)],
     }
 
 
