@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 from ladder.tuning.answer_options import VerifyOptions
+from ladder.tuning.declaring import declared
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.plan_options import PlanOptions
-from ladder.tuning.python_calls import stub
+from ladder.tuning.python_calls import taken
 from ladder.tuning.scale_options import ScaleOptions
 
 ROOT = Path(__file__).parents[1]
@@ -23,14 +26,32 @@ from ladder.techniques.switches import Switches
 def stubs() -> dict[Path, str]:
     """The text of each stub, by its path in the repository."""
     named = {"TuneArguments": TuneOptions, "PlanArguments": PlanOptions, "ScaleArguments": ScaleOptions}
-    classes = [stub(options, name, "Switches") for name, options in named.items()]
-    classes.append(stub(VerifyOptions, "VerifyArguments"))
+    classes = [_stub(options, name, "Switches") for name, options in named.items()]
+    classes.append(_stub(VerifyOptions, "VerifyArguments"))
     arguments = "\n".join([_HEAD.format(about="The options of tune, plan, scale and verify.") + _IMPORTS, *classes])
     head = _HEAD.format(about="The switches of techniques.") + "from typing import TypedDict\n\n"
     return {
         Path("ladder/tuning/arguments.pyi"): arguments,
-        Path("ladder/techniques/switches.pyi"): head + stub(TuneOptions, "Switches", contributed=True),
+        Path("ladder/techniques/switches.pyi"): head + _stub(TuneOptions, "Switches", contributed=True),
     }
+
+
+def _stub(options: type, name: str, base: str = "TypedDict", *, contributed: bool = False) -> str:
+    """The source of a TypedDict of the options, for type checkers and editors: of the fields, or of the `contributed`
+    ones."""
+    lines = [f"class {name}({base}, total=False):"]
+    for each in declared(options).values():
+        if each.option.is_argument or (each.key is not None) != contributed:
+            continue
+        lines.append(f"    {each.name}: {_in_source(taken(each))}")
+    return "\n".join(lines) + "\n"
+
+
+def _in_source(annotation: Any) -> str:
+    """An annotation as source code, using the names that the stub imports."""
+    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
+    text = re.sub(r"\b(?:typing|collections\.abc|pathlib)\.(?:_local\.)?", "", text).replace("'", '"')
+    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import reference_words as words
+from options_page import options_page
 
 import ladder
 from ladder import errors
@@ -24,7 +25,6 @@ from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.candidates import Rung, Technique
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.cli.main import app
-from ladder.cli.reference import reference
 from ladder.emit.config import SECTION
 from ladder.emit.exporters.registry import exported
 from ladder.events.outcome import OutcomeKind
@@ -43,7 +43,7 @@ class StaleError(Exception):
 
 def options(document: Mapping[str, Any]) -> str:
     """Every command and option."""
-    return reference(app)
+    return options_page(app)
 
 
 def rungs_and_techniques(document: Mapping[str, Any]) -> str:

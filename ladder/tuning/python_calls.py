@@ -1,4 +1,4 @@
-"""Declared options for Python callers: in the signature of a function, in its stub, and in messages."""
+"""Declared options for Python callers: in the signature of a function, and in messages."""
 
 from __future__ import annotations
 
@@ -40,17 +40,6 @@ def with_options(options: type) -> Callable[[F], F]:
         return function
 
     return shown
-
-
-def stub(options: type, name: str, base: str = "TypedDict", *, contributed: bool = False) -> str:
-    """The source of a TypedDict of the options, for type checkers and editors: of the fields, or of the `contributed`
-    ones."""
-    lines = [f"class {name}({base}, total=False):"]
-    for each in declared(options).values():
-        if _is_model(each) or (each.key is not None) != contributed:
-            continue
-        lines.append(f"    {each.name}: {_in_source(taken(each))}")
-    return "\n".join(lines) + "\n"
 
 
 def taken(each: Declared) -> Any:
@@ -124,10 +113,3 @@ def _parameter(each: Declared) -> inspect.Parameter:
 
 def _is_model(each: Declared) -> bool:
     return each.option.is_argument
-
-
-def _in_source(annotation: Any) -> str:
-    """An annotation as source code, using the names that the stub imports."""
-    text = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
-    text = re.sub(r"\b(?:typing|collections\.abc|pathlib)\.(?:_local\.)?", "", text).replace("'", '"')
-    return re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)

@@ -19,7 +19,7 @@ _FIRST = "tune"
 """The command with most options."""
 
 
-def reference(app: typer.Typer) -> str:
+def options_page(app: typer.Typer) -> str:
     """One section per command: what it does, and a table of options for each panel of its help.
 
     Options that the first command has too, with the same words, are only named in later sections.
