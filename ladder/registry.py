@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 
@@ -26,13 +25,3 @@ class Registry(Mapping[str, Known]):
 
     def __len__(self) -> int:
         return len(self._known)
-
-    @contextmanager
-    def including(self, one_more: Known) -> Iterator[None]:
-        """Add `one_more` at the end for the duration of the block."""
-        before = self._known
-        self._known = {**before, one_more.name: one_more}
-        try:
-            yield
-        finally:
-            self._known = before

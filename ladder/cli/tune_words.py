@@ -38,9 +38,7 @@ def _words(option: Declared, value: Any) -> Iterator[str]:
 
 def _text(option: Declared, value: Any) -> str:
     if option.kind is SIZE:
-        return next(
-            f"{value // unit}{name}" for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1, "B")) if not value % unit
-        )
+        return next(f"{value // unit}{name}" for unit, name in _SIZES if not value % unit)
     if option.kind is DURATION:
         whole = [(unit, name) for unit, name in ((_HOUR, "h"), (_MINUTE, "m")) if not value % unit]
         return f"{value / whole[0][0]:.0f}{whole[0][1]}" if whole else f"{value!r}s"

@@ -38,9 +38,6 @@ def from_plain(kind: type[Kind], value: Any) -> Kind:
     return found
 
 
-_fields = functools.cache(get_type_hints)
-
-
 def _read(kind: Any, value: Any) -> Any:
     if kind is Any or (value is None and kind is types.NoneType):
         return value

@@ -133,11 +133,6 @@ class LocalLauncher(Launcher):
             }
         return run
 
-    @property
-    def server_pid(self) -> int | None:
-        """The trial server's pid while there is one."""
-        return self._server.pid if self._server else None
-
     def close(self) -> None:
         self._drop_server()
 

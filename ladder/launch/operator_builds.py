@@ -72,13 +72,11 @@ class OperatorBuilds:
             del self._running[name]
 
 
-def build_operators(
-    names: Sequence[str], environment: Mapping[str, str], cancelled: Callable[[], bool] = lambda: False
-) -> dict[str, str | None]:
+def build_operators(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str | None]:
     """Build the operators in parallel; as `OperatorBuilds.wait`."""
     with closing(OperatorBuilds(environment)) as builds:
         builds.begin(names)
-        return builds.wait(names, cancelled)
+        return builds.wait(names, lambda: False)
 
 
 class _Build:

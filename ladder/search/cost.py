@@ -113,10 +113,10 @@ def expected_seconds(outlooks: Sequence[Outlook]) -> float:
     return start + sum(map(candidate_seconds, outlooks))
 
 
-def usual_seconds(outlook: Outlook, num_candidates: int = CANDIDATES_OF_A_TRIAL) -> float:
-    """Seconds of a trial of an engine with `num_candidates`, if each takes as long as this one."""
+def usual_seconds(outlook: Outlook) -> float:
+    """Seconds of a trial of an engine with as many candidates as usual, if each takes as long as this one."""
     start = start_of(outlook.candidate, outlook.workload)
-    return start + num_candidates * candidate_seconds(outlook)
+    return start + CANDIDATES_OF_A_TRIAL * candidate_seconds(outlook)
 
 
 def proof_seconds(outlook: Outlook) -> tuple[float, float]:

@@ -74,9 +74,9 @@ class TimeLeft:
         """
         pace = _MARGIN * self.pace(belief, records)
         after = expected_seconds([belief.outlook(decision.candidates[0])]) if decision.probe else 0.0
-        ranked = _ranked(belief, decision.candidates)
+        ranked = by_promise(belief, decision.candidates)
         for number in range(len(ranked), 0, -1):
-            candidates = _in_order(decision.candidates, ranked[:number])
+            candidates = tuple(each for each in decision.candidates if each in ranked[:number])
             tried = [belief.outlook(candidate, shallow=decision.probe) for candidate in candidates]
             trial = proof_seconds(tried[0])[1] if decision.precise else expected_seconds(tried)
             if pace * (trial + after) + self.reserve(belief, records, candidates) <= self.seconds:
@@ -94,21 +94,11 @@ class TimeLeft:
         return proof_seconds(outlook)[0] + self.comparisons * comparison_seconds(outlook)
 
 
-def most_promising(belief: Belief, candidates: Sequence[Candidate], number: int) -> tuple[Candidate, ...]:
-    """The `number` of `candidates` that probably fit and are fastest, in their order.
+def by_promise(belief: Belief, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The `candidates` that probably fit and are fastest come first.
 
     A trial may begin with a slow one that decides about the others; where not all are tried, it is left out first.
     """
-    return _in_order(candidates, _ranked(belief, candidates)[:number])
-
-
-def _in_order(candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those of `candidates` that were `chosen`."""
-    return tuple(candidate for candidate in candidates if candidate in chosen)
-
-
-def _ranked(belief: Belief, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The most promising first."""
 
     def promise(candidate: Candidate) -> float:
         outlook = belief.outlook(candidate)

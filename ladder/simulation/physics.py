@@ -114,7 +114,7 @@ class Physics:
         self._device = device
         self._machine, self._workload, self._world_size = machine, workload, world_size
         self._nodes = -(-world_size // machine.num_gpus)
-        self._rig = self._make_rig()
+        self.rig = self._make_rig()
         self._known: dict[Candidate, Truth] = {}
 
     def truth(self, candidate: Candidate) -> Truth:
@@ -122,11 +122,6 @@ class Physics:
         if candidate not in self._known:
             self._known[candidate] = self._truth(candidate)
         return self._known[candidate]
-
-    @property
-    def rig(self) -> Rig:
-        """The speeds of the machine."""
-        return self._rig
 
     @property
     def seed(self) -> int:
@@ -151,10 +146,10 @@ class Physics:
         model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
         model += together * assignment.built_on_host / _PAGE_BYTES
         model += assignment.built_in_shards / self._world_size / 10e9
-        model += assignment.moved_to_host / self._rig.bus + 2.0 * assignment.moved_to_host / _PAGE_BYTES
+        model += assignment.moved_to_host / self.rig.bus + 2.0 * assignment.moved_to_host / _PAGE_BYTES
         engine = 0.3 + 14.0 * assignment.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
-        engine += use.disk / self._rig.drive
+        engine += use.disk / self.rig.drive
         factor = self._stray("start")
         return model * factor, engine * factor
 
@@ -230,7 +225,7 @@ class Physics:
 
     def _seconds(self, assignment: Assignment) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
-        candidate, clock = assignment.candidate, assignment.clock(self._rig)
+        candidate, clock = assignment.candidate, assignment.clock(self.rig)
         accumulate, boundary = _micro_steps(clock, candidate)
         update = clock.update() + boundary - accumulate
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).

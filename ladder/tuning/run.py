@@ -112,10 +112,10 @@ def run_tune(
     return done
 
 
-def space_of(options: TuneOptions, leases: Leases, tell: Subscriber = ignore) -> Space:
+def space_of(options: TuneOptions, leases: Leases) -> Space:
     """The space that a tune would search, without running a trial. Raises what `run_tune` raises before a trial."""
-    with closing(venue_of(options, leases, tell, lambda: False)) as venue:
-        prepared = prepare(options, venue, tell)
+    with closing(venue_of(options, leases, ignore, lambda: False)) as venue:
+        prepared = prepare(options, venue, ignore)
     space, _ = supported_space(prepared, prepared.machine)
     return space
 

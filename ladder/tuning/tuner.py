@@ -20,7 +20,7 @@ from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.script_faults import is_beyond_doubt
 from ladder.search.space import PARITY, Space, disproved, fastest, measured, proven, ranking, same_steps
-from ladder.search.time_left import TimeLeft, most_promising, within
+from ladder.search.time_left import TimeLeft, by_promise, within
 from ladder.tuning.building import Building
 from ladder.tuning.comparisons import Comparisons
 from ladder.tuning.knob_study import next_knobs
@@ -202,7 +202,7 @@ class Tuner:
     def _measured_anyway(self, first: Measure, left: TimeLeft, records: Sequence[Record]) -> Measure:
         """One candidate while nothing fits, though its proof may end too late; the user is warned once."""
         belief = believe(self.space, records)
-        first = replace(first, candidates=most_promising(belief, first.candidates, 1), probe=False)
+        first = replace(first, candidates=(by_promise(belief, first.candidates)[0],), probe=False)
         needed = expected_seconds([belief.outlook(first.candidates[0])])
         needed += left.reserve(belief, records, first.candidates)
         if not records:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import replace
 
 from ladder.launch.counting import counting
@@ -12,20 +11,13 @@ from ladder.text import shown
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.own_script import workload_of_script
 from ladder.tuning.precision import dtype_of, major_capability
-from ladder.tuning.problem import (
-    what_is_trained,
-    workload_of,
-)
+from ladder.tuning.problem import what_is_trained, workload_of
 from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.venue import Venue
 from ladder.units import format_bytes, parameters_in_words, parse_bytes
 from ladder.workload.source import resolve_model, smoke_defaults
 from ladder.workload.trained import said_of_training
 from ladder.workload.workload import Workload
-
-# Errors of the disk; any other OSError in a tune is a bug.
-_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "optuna")
 
 
 def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:

@@ -146,8 +146,8 @@ class ConfigReader:
             raise self.refuse(f"{key} is {shorten(value)}, not a whole number from {least} to {most}")
         return value
 
-    def layers(self, *keys: str, default: int | None = None) -> int:
-        return self.size(*keys, default=default, most=_MOST_LAYERS)
+    def layers(self, *keys: str) -> int:
+        return self.size(*keys, most=_MOST_LAYERS)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.config.get(key)
@@ -156,10 +156,3 @@ class ConfigReader:
         if not isinstance(value, bool):
             raise self.refuse(f"{key} is {shorten(value)}, not true or false")
         return value
-
-    def heads(self, hidden: int, *keys: str) -> int:
-        """The number of attention heads, which must divide `hidden`."""
-        heads = self.size(*keys)
-        if hidden % heads:
-            raise self.refuse(f"{heads} attention heads do not divide a hidden size of {hidden}")
-        return heads

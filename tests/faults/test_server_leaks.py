@@ -6,13 +6,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers import Bench
 
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Engine
 from ladder.events.protocol import FailedEvent, TrialSpec
 from ladder.events.step_policy import CandidateSpec
-from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.units import MIB
 from ladder.workload.source import resolve_model
@@ -45,18 +45,20 @@ def failing_spec(name: str, folder: Path) -> TrialSpec:
 
 @pytest.mark.timeout(300)
 def test_hundreds_of_failing_trials_leak_no_process_no_descriptor_and_no_memory_in_the_server(tmp_path: Path) -> None:
+    marker = f"ladder-leak-test-{tmp_path.name}"
     launcher = LocalLauncher(
-        marker=f"ladder-leak-test-{tmp_path.name}",
+        marker=marker,
         job={"model_config": dict(resolve_model("tiny-llama").config), "task": "causal-lm", "operators": []},
         environment={"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         log=tmp_path / "server.log",
     )
+    bench = Bench(launcher, [], marker)
     try:
         before: tuple[int, int] | None = None
         for index in range(NUM_TRIALS):
-            run = launcher.run(failing_spec(f"{index}", tmp_path / f"{index}"), Deadlines(), lambda rank, event: None)
+            run = bench.run(failing_spec(f"{index}", tmp_path / f"{index}"))
             assert any(isinstance(event, FailedEvent) for event in run.events[0]), "the trial was to fail by itself"
-            server = psutil.Process(launcher.server_pid)
+            server = bench.server()
             before = before or (server.num_fds(), server.memory_info().rss)
         assert server.children(recursive=True) == []
         assert before is not None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Effects, Export, Problem, Rung, Technique, Terms
+from ladder.registry import Known, Registry
 from ladder.workload.workload import Workload
 
 
@@ -37,3 +40,14 @@ class MadeUp(Technique):
 
 
 MADE_UP = MadeUp()
+
+
+@contextmanager
+def including(registry: Registry[Known], one_more: Known) -> Iterator[None]:
+    """Have `one_more` at the end of `registry` for the duration of the block."""
+    before = registry._known
+    registry._known = {**before, one_more.name: one_more}
+    try:
+        yield
+    finally:
+        registry._known = before

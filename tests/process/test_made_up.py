@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import TINY_CONFIG, Bench, tiny_trial
-from helpers.made_up import MADE_UP
+from helpers.made_up import MADE_UP, including
 from helpers.made_up_backend import MADE_UP_BACKEND
 
 import ladder
@@ -27,7 +27,7 @@ def test_a_backend_is_tried_compared_and_proven(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
     config, run, saved = tmp_path / "config.json", tmp_path / "run", tmp_path / "saved"
     config.write_text(json.dumps(TINY_CONFIG))
-    with BACKENDS.including(MADE_UP_BACKEND):
+    with including(BACKENDS, MADE_UP_BACKEND):
         tuned = ladder.tune(
             str(config),
             rungs=["magic"],

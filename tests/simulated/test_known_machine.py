@@ -17,7 +17,6 @@ import pytest
 from ladder.search.belief import believe
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import Space, ranking
-from ladder.simulation.rates import simulated_rates
 
 MOST = 0.05
 """What a search may lose at most in any case of benchmarks/search.py, with or without anything known."""
@@ -40,7 +39,8 @@ def speeds_of(machine: int) -> dict[str, float]:
 
 def true_rates(machine: int) -> dict[str, float]:
     case = case_of(machine, {})
-    return simulated_rates(case.physics, case.machine.world_size)
+    rates: dict[str, float] = cases.simulated_rates(case.physics, case.machine.world_size)
+    return rates
 
 
 def errors(machine: int, rates: dict[str, float]) -> list[tuple[float, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.made_up import MADE_UP
+from helpers.made_up import MADE_UP, including
 from helpers.made_up_backend import MADE_UP_BACKEND
 from helpers.tunes import on_paper
 from helpers.values import bundled_workload, problem_for
@@ -29,7 +29,7 @@ from ladder.techniques.liger import LIGER
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    with BACKENDS.including(MADE_UP_BACKEND):
+    with including(BACKENDS, MADE_UP_BACKEND):
         yield
 
 

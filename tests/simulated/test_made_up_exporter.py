@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 from helpers.answers import answer
-from helpers.made_up import MadeUp
+from helpers.made_up import MadeUp, including
 
 from ladder.cli.export import Exported
 from ladder.emit import Answer, emit_all, load_best_config
@@ -37,7 +37,7 @@ class Unspellable(MadeUp):
 
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    with EXPORTERS.including(Spells()), TECHNIQUES.including(Unspellable()):
+    with including(EXPORTERS, Spells()), including(TECHNIQUES, Unspellable()):
         yield
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.made_up import MADE_UP
+from helpers.made_up import MADE_UP, including
 from helpers.tunes import on_paper
 from typer.testing import CliRunner
 
@@ -23,7 +23,7 @@ from ladder.techniques.registry import TECHNIQUES
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    with TECHNIQUES.including(MADE_UP):
+    with including(TECHNIQUES, MADE_UP):
         yield
 
 

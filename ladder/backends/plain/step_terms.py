@@ -74,7 +74,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
         ramp=ramp_seconds(workload, candidate, machine, known, per_token),
         launch=launch if narrow else _CASTS * launch if autocasts else launch + hooks,
         reduce=0.0,
-        handling=_handled_bytes(workload, candidate, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
+        handling=_handled_bytes(workload, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
         gather=gather,
         exchange=0.0,
         doubts=known.doubts,
@@ -85,7 +85,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     )
 
 
-def _handled_bytes(workload: Workload, candidate: Candidate, known: Terms, passes: float, owners: int) -> float:
+def _handled_bytes(workload: Workload, known: Terms, passes: float, owners: int) -> float:
     """Bytes that a rank reads and writes in each micro-step for weights and their gradients, with any batch.
 
     Autocast casts all trained weights, and for a fused loss the head's with each chunk. FSDP2 casts a rank's own part,
