@@ -12,7 +12,9 @@ import typer
 from ladder.errors import EXIT_FOUND, LadderError, UsageError
 
 if TYPE_CHECKING:
+    from ladder.events.outcome import Record
     from ladder.runs.stored_run import StoredRun
+    from ladder.search.bound import Bound
     from ladder.search.ledger import Entry
 
 _RUNS = Path("ladder-runs")
@@ -99,7 +101,6 @@ def _explain(run: Path | None, why: str | None, top: int | None, rung: str | Non
 
 
 def _explain_bound(run: Path | None, others: list[Any], *, as_json: bool) -> int:
-    from ladder.cli.bound_view import as_document, lines
     from ladder.runs.stored_run import read_run
     from ladder.search.bound import bound
     from ladder.search.policy import answer
@@ -118,11 +119,39 @@ def _explain_bound(run: Path | None, others: list[Any], *, as_json: bool) -> int
             "no memory was left for them."
         )
     if as_json:
-        document = {"run_dir": str(folder.resolve()), **as_document(best, limit)}
+        document = {"run_dir": str(folder.resolve()), **bound_document(best, limit)}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        typer.echo("\n".join(lines(best, limit, stored.space.device)))
+        typer.echo("\n".join(bound_lines(best, limit, stored.space.device)))
     return EXIT_FOUND
+
+
+def bound_lines(best: Record, limit: Bound, device: str) -> list[str]:
+    """The answer's share of the limit, and a line for each part of its step."""
+    speed, where = best.tokens_per_second or 0.0, "GPU" if device == "cuda" else "CPU rank"
+    rate = limit.matrix_flops / 1e12
+    rows = [
+        f"{best.candidate_key} trains {speed:,.0f} tokens/s: {limit.share:.0%} of the {limit.tokens_per_second:,.0f} "
+        "that matrix products alone would allow.",
+        f"The proof measured {rate:,.3g} TFLOP/s in products of the model's sizes on each {where}.",
+        f"Its optimizer step takes {limit.step_seconds:.3g} s:",
+    ]
+    for part in sorted(limit.parts, key=lambda part: -part.seconds):
+        rows.append(f"  {part.seconds / limit.step_seconds:4.0%}  {part.seconds:7.3g} s  {part.meaning}")
+    return rows
+
+
+def bound_document(best: Record, limit: Bound) -> dict[str, Any]:
+    """The same as `bound_lines` for JSON."""
+    return {
+        "answer": best.candidate_key,
+        "tokens_per_second": best.tokens_per_second,
+        "bound_tokens_per_second": round(limit.tokens_per_second, 1),
+        "share": round(limit.share, 4),
+        "matrix_flops": limit.matrix_flops,
+        "step_seconds": limit.step_seconds,
+        "parts": {part.short: part.seconds for part in limit.parts},
+    }
 
 
 def _asked_for(entries: list[Entry], rung: str | None, top: int | None) -> list[Entry]:

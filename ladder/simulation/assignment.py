@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ladder.candidates import Candidate, Effects, Engine, Rung, Technique
 from ladder.events.protocol import TrialSpec
 from ladder.simulation.operations import Network
-from ladder.simulation.technique_effects import effects_of
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -103,7 +102,13 @@ class Assignment(ABC):
 
     @cached_property
     def effects(self) -> Effects:
-        return effects_of(self.candidate.engine)
+        """Those of all techniques of the engine; each technique's module has its own."""
+        neutral = Effects()
+        combined = neutral
+        for technique in self.candidate.engine.techniques:
+            own = {name: value for name, value in vars(technique.effects).items() if value != getattr(neutral, name)}
+            combined = replace(combined, **own)
+        return combined
 
     @cached_property
     def network(self) -> Network:

@@ -9,7 +9,7 @@ from helpers import make_candidate, there
 from helpers.searches import fitting, make_space
 
 from ladder.candidates import Candidate
-from ladder.cli.bound_view import as_document, lines
+from ladder.cli.explain import bound_document, bound_lines
 from ladder.events.outcome import Record
 from ladder.machine.machine_speed import flops_per_token
 from ladder.search.bound import Bound, bound
@@ -50,10 +50,10 @@ def test_there_is_no_limit_where_the_proof_did_not_time_products() -> None:
 
 def test_the_command_says_the_share_and_the_parts_from_the_largest_to_the_least() -> None:
     record, found = proof(CHECKPOINTED), bound_of(CHECKPOINTED)
-    said = lines(record, found, "cuda")
+    said = bound_lines(record, found, "cuda")
     assert said[0].startswith(f"{CHECKPOINTED.key} trains ")
     assert ": 25% of the " in said[0]
     assert "600 TFLOP/s in products of the model's sizes on each GPU" in said[1]
     shares = [int(line.split("%")[0]) for line in said[3:]]
     assert shares == sorted(shares, reverse=True)
-    assert as_document(record, found)["share"] == 0.25
+    assert bound_document(record, found)["share"] == 0.25

@@ -14,14 +14,13 @@ from helpers.shapes import SMALL as SMALL_SIZES
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.plain.moments import moments_of
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Candidate, Engine
+from ladder.candidates import Candidate, Effects, Engine
 from ladder.simulation.gathering import gathering_of
 from ladder.simulation.host_memory import host_use
 from ladder.simulation.kinds import assignment_of
 from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
-from ladder.simulation.technique_effects import NEUTRAL
 from ladder.techniques.liger import LIGER
 from ladder.units import GIB
 from ladder.workload.lora import Lora
@@ -52,7 +51,7 @@ def having(workload: Workload = SMALL, **settings: Any) -> Workload:
 
 
 def network(workload: Workload) -> Network:
-    return Network(workload, NEUTRAL)
+    return Network(workload, Effects())
 
 
 def test_memory_is_what_was_measured(measured_points):

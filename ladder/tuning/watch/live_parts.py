@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +13,6 @@ from ladder.report.table import RUNG_CELLS
 from ladder.report.times import PHASES, clock
 from ladder.search.space import Space
 from ladder.text import shown
-from ladder.tuning.watch.bars import bar, columns
 from ladder.tuning.watch.plain import engine_key_of
 from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
@@ -26,6 +25,9 @@ _BAR_CELLS = 12
 """Chosen by eye."""
 _MOST_COLUMNS = 16
 """The most GPUs that are shown one by one. Chosen: two usual hosts have as many, and they fit on the line."""
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def ladder_table(progress: Progress, width: int, height: int) -> Table:
@@ -153,12 +155,33 @@ def _memory(record: Record, progress: Progress, wide: bool) -> Text:
     if record.measurement is None:
         return Text()
     limit = progress.space.memory_limit
-    text = Text(" ") + bar(record.measurement.peak_device / limit, _BAR_CELLS)
+    text = Text(" ") + _bar(record.measurement.peak_device / limit, _BAR_CELLS)
     text.append(f" {gib(record.measurement.peak_device):6.2f}")
     peaks = progress.peaks.get(record.candidate_key, ())
     if wide and 1 < len(peaks) <= _MOST_COLUMNS:
-        text += Text(" ") + columns([peak / limit for peak in peaks])
+        text += Text(" ") + _columns([peak / limit for peak in peaks])
     return text
+
+
+def _bar(fraction: float, width: int) -> Text:
+    """A bar of `width` cells, of which `fraction` (0 to 1) is filled; all cells above 1."""
+    eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return Text(filled, _colour(fraction)) + Text("░" * (width - len(filled)), "dim")
+
+
+def _columns(fractions: Sequence[float]) -> Text:
+    """One character per GPU; its height shows how full the memory is."""
+    text = Text()
+    for fraction in fractions:
+        height = round(min(1.0, max(0.0, fraction)) * (len(_HEIGHTS) - 1))
+        text.append(_HEIGHTS[height], _colour(fraction))
+    return text
+
+
+def _colour(fraction: float) -> str:
+    return "red" if fraction > 1 else "yellow" if fraction > 0.97 else "green"
 
 
 def _outcome(record: Record, is_best: bool) -> str:
