@@ -12,7 +12,9 @@ from typing import Any
 from ladder.backends.registry import is_main
 from ladder.emit.answer import Answer, OwnWords
 from ladder.emit.config import best_config, to_json
+from ladder.emit.exporters.registry import EXPORTERS
 from ladder.emit.files import OutputPaths
+from ladder.emit.settings import settings_of
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
 from ladder.errors import UsageError
 from ladder.tuning.told import Place, Told
@@ -106,6 +108,8 @@ class _Search:
 
     def _as_the_trainer_names_it(self, told: Told, facts: ScriptFacts, of_backend: bool) -> Told | None:
         arguments = trainer_arguments(self.answer, self.paths.config, of_backend=of_backend)
+        if of_its_own := [each for each in EXPORTERS.values() if each.program and each.program == facts.program]:
+            arguments = of_its_own[0].training_words(settings_of(self.answer), self.paths.config)
         if keeps_its_optimizer(facts.optimizer):
             arguments.pop("optim", None)
         if facts.takes_options:
@@ -138,9 +142,10 @@ class _Search:
     def _seen(self, told: Told, facts: ScriptFacts) -> ScriptFacts | None:
         """What a look sees under these words; None where the script refuses them."""
         arguments, files = told.written(self.folder, "copy")
+        config, there = str(self.paths.config), str(self.folder / self.paths.config.name)
         for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
-        here = [word.replace(str(self.paths.config), str(self.folder / self.paths.config.name)) for word in arguments]
+            path.write_text(text.replace(config, there), encoding="utf-8")
+        here = [word.replace(config, there) for word in arguments]
         module_or_file = ("python", *facts.program) if facts.program[0] == "-m" else facts.program
         launcher = {
             "torchrun": module_or_file,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -154,11 +153,11 @@ def test_an_older_environment_trains_a_model_and_scripts_and_stays_as_it_is(
     folder = folder_with_inputs(tmp_path / "home", script_inputs)
     done = run(environments, folder, "tune", "tiny-llama", "--gpus", "0", "--python", str(python))
     assert done.status == 0, done.errors
-    for script, few, more in ((SCRIPT, 40, 3), (LOOP, 20, 1)):
-        options = ("--gpus", "0", "--micro-batch", "4", "--python", str(python), "--output", "answer.json", "--")
+    for which, script, few, more in (("trainer", SCRIPT, 40, 3), ("loop", LOOP, 20, 1)):
+        options = ("--gpus", "0", "--micro-batch", "4", "--python", str(python), "--output", f"{which}.json", "--")
         done = run(environments, folder, "tune", *options, *f"{script} {few}".split())
         assert done.status == 0, done.errors
-        answer = "answer.json" if (folder / "answer.json").exists() else "answer.plain.json"
+        answer = f"{which}.json" if (folder / f"{which}.json").exists() else f"{which}.plain.json"
         started = run(environments, folder, "run", answer, "--python", str(python), "--", *f"{script} {more}".split())
         assert started.status == 0, started.errors[-3000:]
         assert (folder / "out" / "model.safetensors").exists()
@@ -207,19 +206,12 @@ def test_a_toolkit_s_own_command_is_tuned_and_started_in_its_environment_which_s
     assert done.status == 0, done.errors
     assert ", transformers 5.6.0, accelerate 1.11.0, deepspeed 0.19.8." in done.errors.splitlines()[0]
     assert files_in(folder) == files
-    started = run(environments, folder, *_launched(folder / "best_config.launch.sh"))
-    assert started.status == 0, started.errors[-3000:]
+    assert "exec ladder" not in (folder / "best_config.launch.sh").read_text(), "in the toolkit's own words"
+    bare = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run(["bash", "best_config.launch.sh"], cwd=folder, env=bare, check=True, timeout=600)
     assert json.loads((folder / "out" / "trainer_state.json").read_text())["global_step"] == 12
     assert (folder / "out" / "model.safetensors").exists()
     assert _installed_in(python) == before
-
-
-def _launched(script: Path) -> list[str]:
-    """What follows `ladder` in the last line of a launch script, with the command that it sets."""
-    lines = script.read_text().splitlines()
-    (command,) = (line.split("set -- ")[1] for line in lines if line.startswith("  set -- "))
-    words = lines[-1].removeprefix("exec ladder ").replace('"$here"', str(script.parent)).replace('"$@"', command)
-    return shlex.split(words)
 
 
 def _installed_in(python: Path) -> str:

@@ -150,6 +150,9 @@ def _save(model: Any, template: str, folder: Path, pair: str | None = None, **mo
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=_TOKENS, **known, **more)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    described = folder / "tokenizer_config.json"
+    # transformers 5 has a new name for its class, which older versions do not know; it reads the old one too.
+    described.write_text(described.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
     return tokenizer
 
 

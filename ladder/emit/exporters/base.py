@@ -26,6 +26,12 @@ class Exporter(ABC):
     words_of_adapters: Mapping[str, str] | None = None
     """By arguments of peft's LoraConfig beyond the usual ones: the program's own words; None if it has no adapters of
     its own."""
+    program: tuple[str, ...] = ()
+    """What a launcher starts to train with its own file; empty where `training_words` are the Trainer's."""
+
+    def training_words(self, settings: Settings, config: Path) -> dict[str, Any]:
+        """How it trains, in its own words, without model, data and adapters."""
+        return trainer_arguments(settings, config)
 
     @abstractmethod
     def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:

@@ -23,11 +23,19 @@ class LlamaFactory(Exporter):
     trains_causal_lms_only = True
     words_of_adapters = MappingProxyType({"modules_to_save": "additional_target"})
 
-    def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
+    program = ("-m", "llamafactory.launcher")
+
+    def training_words(self, settings: Settings, config: Path) -> dict[str, Any]:
         arguments = trainer_arguments(settings, config, checkpointing=CHECKPOINTING)
         # It has another name for the switch of checkpointing.
         for name in (CHECKPOINTING, CHECKPOINTING_KWARGS):
             arguments.pop(name, None)
+        arguments["disable_gradient_checkpointing"] = not settings.gradient_checkpointing
+        if settings.gradient_checkpointing:
+            arguments["use_reentrant_gc"] = False  # as it was measured
+        return arguments
+
+    def text(self, settings: Settings, document: Mapping[str, Any], config: Path) -> str:
         fragment = {
             "stage": "sft",
             "do_train": True,
@@ -36,11 +44,8 @@ class LlamaFactory(Exporter):
             "cutoff_len": settings.seq_len,
             **_adapters(settings),
             **self.more_of_adapters(settings),
-            **arguments,
-            "disable_gradient_checkpointing": not settings.gradient_checkpointing,
+            **self.training_words(settings, config),
         }
-        if settings.gradient_checkpointing:
-            fragment["use_reentrant_gc"] = False  # as it was measured
         notes = self.apply(settings, fragment)
         # With OPTIM_TORCH, its default, it replaces the allocator's settings by its own.
         place = f"NPROC_PER_NODE={settings.ranks_of_a_node}"
