@@ -78,7 +78,7 @@ class OnPaper:
         with closing(launcher):
             yield OpenVenue(machine=machine, launcher=launcher, clock=launcher.now)
 
-    def signed(self, answer: Answer, machine: Machine) -> Answer:
+    def signed(self, answer: Answer) -> Answer:
         """With warnings that it is simulated."""
         return said_to_be_simulated(answer, self.paper_name)
 

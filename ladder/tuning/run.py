@@ -266,10 +266,9 @@ def _said_in_own_words(
 
 def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:
     versions = package_versions(libraries_of(result.space.by_key[proof.candidate_key].engine))
-    machine = prepared.machine
     run_dir, records = prepared.run_dir, result.records
-    found = answer_of(proof, prepared.workload, machine, result.space, versions, run_dir, records)
-    return venue.signed(found, machine)
+    found = answer_of(proof, prepared.workload, prepared.machine, result.space, versions, run_dir, records)
+    return venue.signed(found)
 
 
 @contextmanager

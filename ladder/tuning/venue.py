@@ -81,7 +81,7 @@ class Venue(Protocol):
     ) -> AbstractContextManager[OpenVenue]:
         """Make the venue ready for trials; nothing of them is left when it closes."""
 
-    def signed(self, answer: Answer, machine: Machine) -> Answer:
+    def signed(self, answer: Answer) -> Answer:
         """`answer` for the files, which say where its figures come from."""
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class ThisHost:
         finally:
             sweep()
 
-    def signed(self, answer: Answer, machine: Machine) -> Answer:
+    def signed(self, answer: Answer) -> Answer:
         """Unchanged: its figures were measured here."""
         return answer
 
