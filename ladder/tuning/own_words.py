@@ -20,8 +20,8 @@ from ladder.errors import UsageError
 from ladder.tuning.told import Place, Told
 from ladder.workload.script import OwnEngine, Script, ScriptFacts, keeps_its_optimizer
 
-_MOST_LOOKS = 6
-"""Looks for the place of one value. Chosen: a look costs what the start of the script costs."""
+_MOST_LOOKS, _MOST_SECONDS = 6, 120.0
+"""For the place of one value. Chosen: a look costs what the start of the script costs."""
 _BATCHES = ("micro_batch", "accumulation")
 _TRAINERS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
 """The Trainer's names for them, which programs built on it keep in their files."""
@@ -166,7 +166,7 @@ class _Search:
         parsed = [Place(option) for option, value in own.numbers.items() if value == now]
         like = _SOUNDS_LIKE[what]
         places = sorted(dict.fromkeys(typed + parsed), key=lambda place: not any(each in place.last for each in like))
-        for place in places[:_MOST_LOOKS]:
+        for place in places[: min(_MOST_LOOKS, int(_MOST_SECONDS / max(1.0, own.preparation_seconds)))]:
             changed = told.at(place, wanted)
             found = self._seen(changed, own)
             if found is not None and getattr(found, what) == wanted:
