@@ -19,8 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "night.json"
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- night: written by scripts/night.py -->", "<!-- end of night -->"
+_ENVIRONMENTS = "tests/process/test_environments.py"
 PARTS: dict[str, Sequence[str]] = {
-    "tests": ("-m", "pytest", "--quiet", "-m", "night"),
+    "environments": ("-m", "pytest", "--quiet", "-m", "night", _ENVIRONMENTS),
+    "tests": ("-m", "pytest", "--quiet", "-m", "night", f"--ignore={_ENVIRONMENTS}"),
     "mutations": ("scripts/mutate.py",),
     "soak": ("benchmarks/soak.py", "--simulated", "50", "--real", "10"),
 }

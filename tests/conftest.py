@@ -35,6 +35,11 @@ from ladder.workload.workload import Workload
 pytest_plugins = ["helpers.skips"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Contracts first: while operators compile, they need least of them."""
+    items.sort(key=lambda item: item.path.parent.name != "contracts")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What this machine's tunes taught must not decide a test, and no test teaches anything."""
