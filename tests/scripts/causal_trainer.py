@@ -7,6 +7,7 @@ import gc
 import logging
 import math
 import sys
+import time
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -121,4 +122,5 @@ if __name__ == "__main__":
     main()
     if dist.is_initialized():  # its thread would now and then ask for Python's lock when Python has ended, and abort
         gc.collect()  # what is left of the model holds the group
+        time.sleep(0.5)  # torch 2.6 would now and then wait for ever, if the thread has not let go of the last message
         dist.destroy_process_group()
