@@ -23,14 +23,12 @@ from ladder.tuning.precision import dtype_of
 from ladder.units import parameters_in_words
 from ladder.workload.counted import Count
 from ladder.workload.lora import Lora
-from ladder.workload.script import Script, ScriptFacts, keeps_its_optimizer, option_in, told
+from ladder.workload.script import KNOWN_OPTIONS, Script, ScriptFacts, keeps_its_optimizer, option_in, told
 from ladder.workload.shapes import roughly_shaped, shape_from_config, with_adapters
 from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
 
 _AGAIN = 3.0
 """A trial may take so many times the seconds that the look took. Chosen: several ranks read the same disk."""
-MAPPED = ("micro_batch", "accumulation")
-"""What `--map` can name."""
 
 
 def introduction(script: Script) -> list[str]:
@@ -116,8 +114,8 @@ def mapping_of(words: Sequence[str]) -> dict[str, str]:
     found = {}
     for word in words:
         name, equals, option = word.partition("=")
-        if name not in MAPPED or not equals or not option.startswith("-"):
-            raise UsageError(f"--map {shown(word)} is not NAME=--OPTION, with NAME one of {', '.join(MAPPED)}.")
+        if name not in KNOWN_OPTIONS or not equals or not option.startswith("-"):
+            raise UsageError(f"--map {shown(word)} is not NAME=--OPTION, with NAME one of {', '.join(KNOWN_OPTIONS)}.")
         found[name] = option
     return found
 

@@ -18,13 +18,10 @@ from ladder.emit.settings import settings_of
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
 from ladder.errors import UsageError
 from ladder.tuning.told import Place, Told
-from ladder.workload.script import OwnEngine, Script, ScriptFacts, keeps_its_optimizer
+from ladder.workload.script import KNOWN_OPTIONS, OwnEngine, Script, ScriptFacts, keeps_its_optimizer
 
 _MOST_LOOKS, _MOST_SECONDS = 6, 120.0
 """For the place of one value. Chosen: a look costs what the start of the script costs."""
-_BATCHES = ("micro_batch", "accumulation")
-_TRAINERS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
-"""The Trainer's names for them, which programs built on it keep in their files."""
 _SOUNDS_LIKE = {"micro_batch": ("batch", "bs"), "accumulation": ("acc",)}
 Look = Callable[[Sequence[str]], Script]
 
@@ -83,7 +80,7 @@ class _Search:
         if told is None or seen is None:
             note("The script does not take the answer's options, so `ladder run` starts it with the answer.")
             return None
-        for what in _BATCHES:
+        for what in KNOWN_OPTIONS:
             told, seen = self._by_experiment(what, told, seen, facts)
         if others := differing(self.answer, facts, seen):
             note(f"The script sets its {', '.join(others)} itself, so `ladder run` starts it with the answer.")
@@ -102,7 +99,7 @@ class _Search:
             told = told.instead(name, str(self.paths.config))
         if facts.kind == "trainer":
             return self._as_the_trainer_names_it(told, facts, of_backend=not own)
-        for what in (each for each in _BATCHES if each in facts.options):
+        for what in (each for each in KNOWN_OPTIONS if each in facts.options):
             told = told.at(Place(facts.options[what]), _wanted(self.answer, what))
         return told
 
@@ -115,9 +112,9 @@ class _Search:
         if facts.takes_options:
             return replace(told, arguments=(*told.arguments, *shlex.split(trainer_command_line(arguments))))
         changed = {name: value for name, value in arguments.items() if not self._is_so(name, value, facts)}
-        section = told.named(tuple(_TRAINERS.values()))
+        section = told.named(tuple(KNOWN_OPTIONS.values()))
         if section is None:
-            return told if changed.keys() <= set(_TRAINERS.values()) else None
+            return told if changed.keys() <= set(KNOWN_OPTIONS.values()) else None
         for name, value in changed.items():
             told = told.at(replace(section, keys=(*section.keys, name)), value)
         return told
@@ -126,8 +123,8 @@ class _Search:
         """Whether the script was seen to have this argument of the Trainer, or has no use for it."""
         engine = facts.engine or OwnEngine()
         known: dict[str, Any] = {
-            _TRAINERS["micro_batch"]: facts.micro_batch,
-            _TRAINERS["accumulation"]: facts.accumulation,
+            KNOWN_OPTIONS["micro_batch"]: facts.micro_batch,
+            KNOWN_OPTIONS["accumulation"]: facts.accumulation,
             "per_device_eval_batch_size": None if facts.evaluates else value,
             "max_grad_norm": facts.gradient_clipping,
             "optim": value,  # the script's own, whatever it is called

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
 """What a script trains with: the Trainer of transformers, or a loop of its own with accelerate or DeepSpeed."""
+KNOWN_OPTIONS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
+"""By what they set: as TrainingArguments calls them, and scripts that follow it in their options or files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,7 @@ from typing import Any
 
 from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.wrapping import wrap
-from ladder.workload.script import ScriptFacts
-
-KNOWN_OPTIONS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
-"""By what they set: as TrainingArguments calls them, and scripts that follow it."""
+from ladder.workload.script import KNOWN_OPTIONS, ScriptFacts
 
 
 def note_options(parsed: dict[str, int]) -> None:
