@@ -40,7 +40,10 @@ _LOAD = (
     (accelerate.Accelerator, "load_state", 1, "input_dir"),
     *((owner, name, 1, "load_dir") for owner, name in engine_methods("load_checkpoint")),
 )
-_PLACES = ("open", "stat", "lstat", "listdir", "scandir", "rmdir", "remove", "unlink", "chdir")
+_PLACES = (
+    *("open", "stat", "lstat", "access", "listdir", "scandir", "readlink"),
+    *("rmdir", "remove", "unlink", "chdir", "chmod", "utime", "truncate"),
+)
 """Functions of `os` that a script, or Python's own library for it, gives a path."""
 _PYTHONS = ("ladder.", "functools", "os", "pathlib", "shutil")
 """Those that make a folder for who called them; Python's others make their own, as for a worker's sockets."""
@@ -74,8 +77,9 @@ class Saves:
             for name in names:
                 wrap(module, name, self._opened)
         wrap(os, "mkdir", self._made_folder)
-        for name in ("rename", "replace"):
+        for name in ("rename", "replace", "link"):
             wrap(os, name, self._renamed)
+        wrap(os, "symlink", self._linked)
 
     def taken(self) -> float:
         """Seconds that ranks needed for saves since the last call; of the slowest, for which the others wait."""
@@ -115,7 +119,7 @@ class Saves:
         return load(self.place_of(path))
 
     def _opened(self, own: Any, *arguments: Any, **options: Any) -> Any:
-        if arguments and isinstance(arguments[0], str | Path) and "dir_fd" not in options:
+        if arguments and isinstance(arguments[0], str | Path) and options.get("dir_fd") is None:
             arguments = (self.place_of(arguments[0]), *arguments[1:])
         return own(*arguments, **options)
 
@@ -129,6 +133,14 @@ class Saves:
         if self.place_of(source) != source and self.place_of(target) == target:
             self._put(target)
         own(self.place_of(source), self.place_of(target), **options)
+
+    def _linked(self, own: Any, source: Any, target: Any, *arguments: Any, **options: Any) -> None:
+        """A link in the scratch folder says the whole path: what is saved lies there under names of its own."""
+        whole = os.path.join(os.path.dirname(os.path.abspath(target)), source)
+        if self.place_of(whole) != whole and self.place_of(target) == target:
+            self._put(target)
+        elsewhere = self.place_of(target) != target
+        own(self.place_of(whole) if elsewhere else source, self.place_of(target), *arguments, **options)
 
     def _put(self, path: Any) -> None:
         """From now on `path` has a place of its own."""

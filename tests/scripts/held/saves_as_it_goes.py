@@ -1,9 +1,10 @@
 # mypy: disable-error-code="import-untyped, import-not-found, misc"
-"""Saves in all ways while it trains, reads what it saved, writes beside it, and keeps its last two checkpoints."""
+"""Saves in all ways while it trains, reads what it saved, writes beside it, and keeps its last checkpoint."""
 
 import json
 import os
 import shutil
+from pathlib import Path
 
 import torch
 from few import Training
@@ -15,8 +16,6 @@ for _epoch in range(4000):
     for batch in training.loader:
         training.step(batch)
         made += 1
-        if made % 3:
-            continue
         folder = f"checkpoints/step-{made}"
         os.makedirs(folder, exist_ok=True)
         accelerator.save_state(folder)
@@ -34,8 +33,12 @@ for _epoch in range(4000):
             shutil.copy("progress.json", "copy.json")
             os.chdir(above)
             assert "copy.json" in os.listdir(folder)
+            if os.path.lexists("checkpoints/latest"):
+                os.unlink("checkpoints/latest")
+            os.symlink(f"step-{made}", "checkpoints/latest")
+            assert Path("checkpoints/latest/copy.json").resolve().is_file()
             kept.append(folder)
-            while len(kept) > 2:
+            while len(kept) > 1:
                 shutil.rmtree(kept.pop(0))
         accelerator.wait_for_everyone()
         accelerator.load_state(folder)
