@@ -1,6 +1,6 @@
 """Is the memory of any type of model known before a trial? Small models of many types, on real ranks of a CPU.
 
-    python benchmarks/types_on_cpu.py FOLDER [--types 25] [--seconds 900]
+    python benchmarks/types_on_cpu.py FOLDER [--types 25] [--seconds 900] [--dtype fp32]
 
 Types are those of transformers that learn text and take the sizes of a small model, every so many-th of all in the
 order of their names. Each gets a tune of two engines in FOLDER, whose run folder `prior.py` then compares with what was
@@ -48,7 +48,7 @@ _SIZES = {
 """Of one small model, by the names that transformers gives them; a type takes those that it knows."""
 _PARAMETERS = range(15_000_000, 120_000_000)
 """Chosen: their states are a few times what an interpreter takes, and fit a small host twice."""
-_ENGINES = ("zero2", "ddp")
+_ENGINES = ("zero0", "zero1", "zero2", "zero3", "ddp")
 
 
 def small_models() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,10 +69,11 @@ def small_models() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, raw
 
 
-def tune(config: Path, folder: Path) -> str:
+def tune(config: Path, folder: Path, dtype: str) -> str:
     """Tune two engines of the model; returns the last line that the tune said."""
     engines = [word for name in _ENGINES for word in ("--rung", name)]
     words = [str(config), "--gpus", "0", "--gpu-memory", "8GiB", "--seq-len", "256", "--global-batch-size", "8"]
+    words += ["--dtype", dtype]
     words += [*engines, "--micro-batch", "4", "--strategy", "exhaustive", "--run-dir", str(folder)]
     done = subprocess.run(
         [sys.executable, "-m", "ladder", "tune", *words, "--output", str(folder.with_suffix(".best.json"))],
@@ -89,6 +90,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--types", type=int, default=25)
     parser.add_argument("--seconds", type=float, default=900.0, help="no new tune begins after so many")
+    parser.add_argument("--dtype", default="bf16")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     models = list(small_models())
@@ -99,7 +101,7 @@ def main() -> None:
         run, config = options.folder / name, options.folder / f"{name}.json"
         if not run.exists() and time.monotonic() < until:
             config.write_text(json.dumps(raw))
-            print(name, tune(config, run), flush=True)
+            print(name, tune(config, run, options.dtype), flush=True)
         try:
             own = list(errors_of(run))
         except (LadderError, OSError) as error:

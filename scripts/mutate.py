@@ -118,9 +118,9 @@ def main(names: Sequence[str]) -> int:
                 f"{'killed' if by else 'ALIVE '} {time.monotonic() - began:5.1f} s  {mutation.name}  {by}", flush=True
             )
             alive += [] if by else [mutation]
-    print(f"{len(mutations) - len(alive)} of {len(mutations)} mutations were killed.")
     for mutation in alive:
         print(f"  alive: {mutation.name} ({mutation.file}): {mutation.why}")
+    print(f"{len(mutations) - len(alive)} of {len(mutations)} mutations were killed.")
     return 1 if len(alive) > MOST_ALIVE else 0
 
 

@@ -208,7 +208,7 @@ KEYS = {
     "workload.task": ("string", "The training task."),
     "workload.seq_len": ("integer", "Tokens per sequence."),
     "workload.global_batch_size": ("integer", "Sequences per optimizer step over all GPUs."),
-    "workload.dtype": ("string", "The precision: `bf16` or `fp16`."),
+    "workload.dtype": ("string", "The precision: `bf16`, `fp16` or `fp32`."),
     "workload.optimizer": ("string", "The optimizer that was measured."),
     "workload.gradient_clipping": ("number", "The largest gradient norm; 0 means no clipping."),
     "proof": ("object", "The second run of the answer, in fresh processes."),

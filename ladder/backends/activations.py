@@ -50,6 +50,7 @@ class Activations:
 
 def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1) -> Activations:
     """What the forward pass saves, counted from transformers' modules in 16 bits with SDPA; confirmed within 2 %.
+    In fp32 it is twice that.
 
     Logits take 12.0 to 13.1 bytes each (measured): the fp32 log-softmax, its gradient and that of the fp32 logits; the
     16-bit logits are freed by then. (18 bytes are published for older code.) Techniques change these numbers in their
@@ -57,8 +58,8 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     """
     model, terms = workload.model, terms_of(workload, candidate, world_size)
     tokens, h = terms.tokens, model.hidden_size
-    kept = candidate.checkpointed * 2 * h + (1 - candidate.checkpointed) * terms.kept
-    again = terms.kept + 2 * model.intermediate_size * model.experts_of_a_token + terms.passing
+    kept = candidate.checkpointed * workload.width * h + (1 - candidate.checkpointed) * terms.kept
+    again = terms.kept + workload.width * model.intermediate_size * model.experts_of_a_token + terms.passing
     # With offloaded inputs, only one at a time is on the GPU.
     layers = 1.0 if candidate.offload_activations else workload.weights.reached_blocks * model.num_layers
     fixed = layers * (1 - candidate.checkpointed) * terms.fixed
@@ -74,7 +75,7 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
 
 def logits_of(workload: Workload, candidate: Candidate, world_size: int) -> float:
     """Logits that a micro-step of a rank has at once."""
-    of_one = _OF_A_LOGIT if workload.model.has_wide_loss else _OF_A_NARROW_LOGIT
+    of_one = _OF_A_LOGIT if has_wide_loss(workload) else _OF_A_NARROW_LOGIT
     return terms_of(workload, candidate, world_size).loss / of_one
 
 
@@ -86,7 +87,8 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     model = workload.model
     tokens, techniques = tokens_of_a_rank(workload, candidate, world_size), candidate.engine.techniques
     block = next((own for each in techniques if (own := each.block_of(model))), None) or usual_block(model)
-    wide = model.has_wide_loss
+    block = doubled(block) if workload.dtype == "fp32" else block
+    wide = has_wide_loss(workload)
     kept_wide, by_length = block.kept_wide, block.kept_wide_by_length + _WIDE_BIAS * block.biased_by_length
     if workload.prepare_kbit:
         kept_wide, by_length = block.kept_beside_packed, block.kept_beside_packed_by_length
@@ -98,6 +100,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         tail=8,
         loss=tokens * model.vocab_size * (_OF_A_LOGIT if wide else _OF_A_NARROW_LOGIT),
         moved_by_loss=_MOVED_BY_LOSS if wide else _MOVED_BY_A_NARROW_LOSS,
+        fp32_gradient=0.0 if workload.dtype == "fp32" else 4.0,
         launches=_launches(model, block),
     )
     for technique in techniques:
@@ -110,6 +113,23 @@ def _launches(model: ModelShape, block: CountedBlock) -> float:
     own = _LAUNCHES_FROM_PYTHON * block.from_python
     kernels = _USUAL_KERNELS if model.num_experts > 1 and not own else block.kernels - block.from_python
     return _LAUNCHES_BESIDE + _LAUNCHES_OF_A_KERNEL * kernels + own
+
+
+def has_wide_loss(workload: Workload) -> bool:
+    """Whether the loss is computed in 32 bits."""
+    return workload.model.has_wide_loss or workload.dtype == "fp32"
+
+
+def doubled(block: CountedBlock) -> CountedBlock:
+    """What `block` does in fp32, where a value takes twice the bytes that it was counted with."""
+    return replace(
+        block,
+        kept=2 * block.kept,
+        kept_by_length=2 * block.kept_by_length,
+        kept_for_weights=2 * block.kept_for_weights,
+        moved=2 * block.moved,
+        moved_by_length=2 * block.moved_by_length,
+    )
 
 
 def usual_block(model: ModelShape) -> CountedBlock:
@@ -146,18 +166,19 @@ def _of_frozen_blocks(terms: Terms, workload: Workload, block: CountedBlock) -> 
     with_dropout = lora is not None and lora.dropout > 0
     reading = () if with_dropout else weights.adapted
     held = {each.reads: each for each in weights.packed} if workload.load_in == "8bit" else {}
-    shared = {each.reads: _input_bytes(each) for each in (*reading, *held.values()) if not each.is_kept}
+    width = workload.width
+    shared = {each.reads: _input_bytes(each, width) for each in (*reading, *held.values()) if not each.is_kept}
     # Autocast gives attention's output 16 bits in any case.
     held_wide = {
         reads: _input_bytes(each) * (2 if workload.prepare_kbit and reads != "q" else 1) for reads, each in held.items()
     }
     own = sum(shared.values())
-    own_wide = sum(_input_bytes(each) for each in reading)
+    own_wide = sum(_input_bytes(each, width) for each in reading)
     own_wide += sum(held_wide[each.reads] for each in held.values() if not each.is_kept)
     if lora is not None:
-        of_adapters = 2.0 * lora.rank * len(weights.adapted)
-        of_adapters += 3.0 * sum(each.inputs for each in weights.adapted) if with_dropout else 0.0
-        of_adapters += 4.0 * sum(each.outputs for each in weights.adapted) if lora.dora else 0.0
+        of_adapters = width * lora.rank * len(weights.adapted)
+        of_adapters += (1.0 + width) * sum(each.inputs for each in weights.adapted) if with_dropout else 0.0
+        of_adapters += 2.0 * width * sum(each.outputs for each in weights.adapted) if lora.dora else 0.0
         own, own_wide = own + of_adapters, own_wide + of_adapters
     changed = [each for each in weights.adapted if each.kind == "experts"]
     kept_wide = terms.kept_wide + own_wide  # counted with frozen weights
@@ -168,22 +189,22 @@ def _of_frozen_blocks(terms: Terms, workload: Workload, block: CountedBlock) -> 
         kept=terms.kept + own - frozen * block.kept_for_weights,
         kept_wide=kept_wide,
         tail=terms.tail - (0.0 if weights.trains_head else 4.0),
-        fixed=2.0 * sum(each.size for each in changed),
+        fixed=width * sum(each.size for each in changed),
         unforgotten=sum(_input_bytes(each) for each in held.values()),
         unforgotten_wide=sum(held_wide.values()),
     )
 
 
-def _input_bytes(module: Module) -> float:
-    """Bytes of a token that a module reads, in 16 bits; all of its experts together."""
-    return 2.0 * module.inputs * (module.count * module.share if module.kind == "experts" else 1.0)
+def _input_bytes(module: Module, width: float = 2.0) -> float:
+    """Bytes of a token that a module reads, in values of `width` bytes; all of its experts together."""
+    return width * module.inputs * (module.count * module.share if module.kind == "experts" else 1.0)
 
 
 def offloaded_input(workload: Workload, candidate: Candidate, world_size: int) -> float:
-    """Bytes of a layer's 16-bit input that one rank offloads to the host; 0 without offloaded activations."""
+    """Bytes of a layer's input that one rank offloads to the host; 0 without offloaded activations."""
     if not candidate.offload_activations:
         return 0.0
-    return 2.0 * tokens_of_a_rank(workload, candidate, world_size) * workload.model.hidden_size
+    return workload.width * tokens_of_a_rank(workload, candidate, world_size) * workload.model.hidden_size
 
 
 def tokens_of_a_rank(workload: Workload, candidate: Candidate, world_size: int) -> int:

@@ -39,21 +39,26 @@ def token_seconds(workload: Workload, candidate: Candidate, machine: MachineSpee
     """Seconds of a token's computing on one rank: matrix products, and kernels that wait for the GPU's memory."""
     computing = flops_per_token(workload) + candidate.checkpointed * forward_flops(workload)
     moved = _traffic(workload, candidate, terms) + _adapter_traffic(workload) * workload.model.num_layers
-    products = computing / (machine.flops * machine.achievable) * terms.compute
+    products = computing / _products(workload, machine) * terms.compute
     products *= _PRODUCTS_OF_EXPERTS if workload.model.num_experts > 1 else 1.0
     if workload.model.vocab_size % _ALIGNED:
-        products += (_UNALIGNED - 1) * _head_flops(workload) / (machine.flops * machine.achievable)
+        products += (_UNALIGNED - 1) * _head_flops(workload) / _products(workload, machine)
     products += _slow_product_seconds(workload, machine) * (1 + candidate.checkpointed / 3)
     return products + moved / (ELEMENT_WISE * machine.device_bytes)
 
 
+def _products(workload: Workload, machine: MachineSpeed) -> float:
+    """Operations a second of the matrix products of training; in fp32 without TF32, as torch has it by default."""
+    return (machine.flops_32 if workload.dtype == "fp32" else machine.flops) * machine.achievable
+
+
 def _slow_product_seconds(workload: Workload, machine: MachineSpeed) -> float:
     """Seconds of a token by which a counted model's products take longer than in 16 bits and without masks."""
-    model, block = workload.model, usual_block(workload.model)
+    model, block, products = workload.model, usual_block(workload.model), _products(workload, machine)
     in_32_bits = block.flops_32 + block.flops_32_by_length * workload.seq_len
-    longer = in_32_bits * (1 / machine.flops_32 - 1 / machine.flops)
+    longer = in_32_bits * (1 / (machine.flops_32 * machine.achievable) - 1 / products)
     masked = (_WITH_A_MASK - 1) * attention_flops(block.masked, workload.seq_len)
-    return model.num_layers * (longer + masked / machine.flops) / machine.achievable
+    return model.num_layers * (longer + masked / products)
 
 
 def ramp_seconds(
@@ -80,8 +85,8 @@ def _chunk_seconds(workload: Workload, machine: MachineSpeed, terms: Terms) -> f
     if not terms.chunks:
         return 0.0
     model, trains = workload.model, workload.weights.trains_head
-    moved = (_OF_A_CHUNK if trains else _OF_A_CHUNK / 2) * model.vocab_size * model.hidden_size
-    computing = terms.tokens / terms.chunks * _head_flops(workload) / (machine.flops * machine.achievable)
+    moved = (_OF_A_CHUNK if trains else _OF_A_CHUNK / 2) * workload.width / 2 * model.vocab_size * model.hidden_size
+    computing = terms.tokens / terms.chunks * _head_flops(workload) / _products(workload, machine)
     return terms.chunks * max(0.0, moved / (ELEMENT_WISE * machine.device_bytes) - computing)
 
 
@@ -117,4 +122,4 @@ def _adapter_traffic(workload: Workload) -> float:
         return 0.0
     outputs = sum(matrix.outputs for matrix in workload.weights.adapted)
     inputs = sum(matrix.inputs for matrix in workload.weights.adapted)
-    return 22.0 * outputs + (22.0 if lora.dropout > 0 else 12.0) * inputs
+    return workload.width / 2 * (22.0 * outputs + (22.0 if lora.dropout > 0 else 12.0) * inputs)

@@ -19,7 +19,7 @@ from ladder.machine.interpreter import is_own, ranks_python
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
 from ladder.workload.script import Script
-from ladder.workload.workload import Workload
+from ladder.workload.workload import Workload, mixed_precision
 
 # Without `fused`, an optimizer step makes copies of up to twice the bytes that it updates; trials use `fused`.
 _OPTIMIZERS = {
@@ -101,7 +101,7 @@ def accelerate_start(answer: Answer, paths: OutputPaths, option: str = "") -> st
     if answer.device == "cpu":
         told = {
             "ACCELERATE_USE_CPU": "true",
-            "ACCELERATE_MIXED_PRECISION": answer.workload.dtype,
+            "ACCELERATE_MIXED_PRECISION": mixed_precision(answer.workload.dtype),
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": answer.candidate.accumulation,
         }
         exported = launch_environment(answer)

@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
+from ladder.workload.workload import Dtype
 
 CHECKPOINTING = "gradient_checkpointing"
 """The Trainer's name for it up to transformers 5.22; programs built on the Trainer still use it."""
@@ -50,7 +51,8 @@ def trainer_arguments(
         way = settings.way_of_checkpointing
         arguments[f"{switch}_kwargs"] = {"use_reentrant": False, **(way.trainer_options() if way else {})}
     # What a technique says of these comes last.
-    last: dict[str, Any] = {settings.dtype: True, "max_grad_norm": settings.gradient_clipping} | _optimizer(settings)
+    last: dict[str, Any] = {**precision_of(settings.dtype), "max_grad_norm": settings.gradient_clipping}
+    last |= _optimizer(settings)
     for technique in settings.techniques:
         for name, value in technique.trainer_arguments().items():
             (last if name in last else arguments)[name] = value
@@ -63,6 +65,11 @@ def trainer_arguments(
         del arguments["per_device_eval_batch_size"]
         arguments |= {"generation_batch_size": settings.completions, "steps_per_generation": None}
     return arguments
+
+
+def precision_of(dtype: Dtype) -> dict[str, bool]:
+    """TrainingArguments for a precision; some programs, as TRL, have bf16 where nothing is said."""
+    return {"bf16": False, "fp16": False} if dtype == "fp32" else {dtype: True}
 
 
 def arguments_in_place(settings: Settings, config: Mapping[str, Any]) -> dict[str, Any]:

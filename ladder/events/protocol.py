@@ -89,7 +89,7 @@ class TrialSpec:
     task: Task
     seq_len: int
     optimizer: OptimizerName
-    dtype: Literal["bf16", "fp16"]
+    dtype: Literal["bf16", "fp16", "fp32"]
     lora: dict[str, Any] | None = None
     """The arguments of peft's LoraConfig; None trains the model's own weights."""
     load_in: Literal["4bit", "8bit"] | None = None

@@ -76,7 +76,7 @@ class Space(Problem):
     def own(self) -> Candidate | None:
         """What the user's script does as its command stands; None without a script, or if that is not among these."""
         script = self.workload.script
-        if script is None or script.facts.engine is None or script.facts.dtype != self.workload.dtype:
+        if script is None or script.facts.engine is None or script.facts.precision != self.workload.dtype:
             return None
         facts, engine = script.facts, script.facts.engine
         if self.workload.global_batch_size != facts.own_batch(self.world_size):

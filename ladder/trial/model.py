@@ -26,7 +26,7 @@ _REACH_OF_A_STEP, _MOST_TIMES = 8000.0, 20.0
 """How far a step may move what adapters add, in units of the usual rate; and the most times that rate. Measured with
 128 to 2048 hidden values and ranks of 4 to 256: losses then fall by 8 % or more in ten steps and differ by 0.8 % at
 most between kernels that round otherwise. With five times the reach they jump, and differ by 6 %."""
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _DISABLE = "gradient_checkpointing_disable"
 _DRAWN_AT_ONCE = 1 << 24
 """Elements. Chosen: 64 MiB in fp32, which takes the GPU about a millisecond."""

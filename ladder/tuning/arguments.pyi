@@ -12,7 +12,7 @@ class TuneArguments(Switches, total=False):
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None
-    dtype: Literal["bf16", "fp16"] | None
+    dtype: Literal["bf16", "fp16", "fp32"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
     lora: str | None
     lora_file: Path | str | None
@@ -52,7 +52,7 @@ class PlanArguments(Switches, total=False):
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None
-    dtype: Literal["bf16", "fp16"] | None
+    dtype: Literal["bf16", "fp16", "fp32"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
     lora: str | None
     lora_file: Path | str | None
@@ -72,7 +72,7 @@ class ScaleArguments(Switches, total=False):
     task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
     seq_len: int | None
     global_batch_size: int | None
-    dtype: Literal["bf16", "fp16"] | None
+    dtype: Literal["bf16", "fp16", "fp32"] | None
     optimizer: Literal["adamw", "adam", "sgd"]
     lora: str | None
     lora_file: Path | str | None

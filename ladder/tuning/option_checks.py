@@ -50,6 +50,8 @@ def require_workload(options: WorkloadOptions) -> None:
             raise UsageError(f"{flag} has no effect on a script, which has its own model and data; leave it out.")
     if options.lora is not None and options.lora_file is not None:
         raise UsageError("--lora and --lora-file both say which adapters to train; give one of them.")
+    if options.load_in is not None and options.dtype == "fp32":
+        raise UsageError("--load-in computes in 16 bits, and --dtype fp32 does not; give one of them.")
     if options.map and not options.script:
         raise UsageError("--map is about the options of a script, and none is named; leave it out.")
 

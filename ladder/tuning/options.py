@@ -170,7 +170,10 @@ class WorkloadOptions:
         ),
     ] = None
     dtype: Annotated[
-        Dtype | None, Option("Precision of the training.", WORKLOAD, unset="bf16, or fp16 on GPUs without bf16")
+        Dtype | None,
+        Option(
+            "Precision of the training.", WORKLOAD, unset="a script's own, otherwise bf16, or fp16 on GPUs without it"
+        ),
     ] = None
     optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
     lora: Annotated[

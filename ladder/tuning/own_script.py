@@ -25,7 +25,7 @@ from ladder.workload.counted import Count
 from ladder.workload.lora import Lora
 from ladder.workload.script import KNOWN_OPTIONS, Script, ScriptFacts, keeps_its_optimizer, option_in, told
 from ladder.workload.shapes import roughly_shaped, shape_from_config, with_adapters
-from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Source, Task, Workload
+from ladder.workload.workload import ModelShape, OptimizerName, Source, Task, Workload
 
 _AGAIN = 3.0
 """A trial may take so many times the seconds that the look took. Chosen: several ranks read the same disk."""
@@ -145,9 +145,8 @@ def workload_of_script(
     mapped = mapping_of(options.map)
     if script.facts.kind != "trainer":
         script = replace(script, facts=replace(script.facts, options=script.facts.options | mapped))
-    own: Dtype | None = None if script.facts.dtype == "fp32" else script.facts.dtype
-    if own is None and options.dtype is None:
-        note("The script asks for no 16-bit precision; trials and `ladder run` use it (--dtype chooses which).")
+    if script.facts.load_in is not None and options.dtype == "fp32":
+        raise UsageError("--dtype fp32: the script's quantised weights are computed with in 16 bits; leave it out.")
     batch = options.global_batch_size or global_batch_of(script, mapped, world_size)
     _require_whole_groups(script.facts, batch, world_size)
     return Workload(
@@ -155,7 +154,7 @@ def workload_of_script(
         task=task_of(script),
         seq_len=script.facts.longest,
         global_batch_size=batch,
-        dtype=dtype_of(options.dtype or own, gpu_name, note, capability),
+        dtype=dtype_of(options.dtype or script.facts.precision, gpu_name, note, capability),
         optimizer=optimizer_in(script),
         gradient_clipping=script.facts.gradient_clipping,
         lora=Lora.from_peft(script.facts.lora) if script.facts.lora is not None else None,

@@ -19,6 +19,7 @@ from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_comman
 from ladder.errors import UsageError
 from ladder.tuning.told import Place, Told
 from ladder.workload.script import KNOWN_OPTIONS, OwnEngine, Script, ScriptFacts, keeps_its_optimizer
+from ladder.workload.workload import mixed_precision
 
 _MOST_LOOKS, _MOST_SECONDS = 6, 120.0
 """For the place of one value. Chosen: a look costs what the start of the script costs."""
@@ -129,7 +130,8 @@ class _Search:
             "max_grad_norm": facts.gradient_clipping,
             "optim": value,  # the script's own, whatever it is called
             "use_cpu": facts.uses_cpu,
-            facts.dtype: True,
+            "bf16": facts.dtype == "bf16",
+            "fp16": facts.dtype == "fp16",
             **engine.arguments,
         }
         if name.startswith((CHECKPOINTING, "activation_checkpointing")):
@@ -146,7 +148,13 @@ class _Search:
         module_or_file = ("python", *facts.program) if facts.program[0] == "-m" else facts.program
         launcher = {
             "torchrun": module_or_file,
-            "accelerate": ("accelerate", "launch", "--mixed_precision", self.answer.workload.dtype, *facts.program),
+            "accelerate": (
+                "accelerate",
+                "launch",
+                "--mixed_precision",
+                mixed_precision(self.answer.workload.dtype),
+                *facts.program,
+            ),
             "deepspeed": ("deepspeed", *facts.program),
         }
         try:
@@ -188,7 +196,7 @@ def differing(answer: Answer, own: ScriptFacts, seen: ScriptFacts) -> list[str]:
     pairs = {
         "micro-batch": (seen.micro_batch, candidate.micro_batch),
         "accumulation": (seen.accumulation, candidate.accumulation),
-        "precision": (seen.dtype, workload.dtype),
+        "precision": (seen.precision, workload.dtype),
         "gradient checkpointing": (engine and engine.checkpointing, candidate.gradient_checkpointing),
         "engine": (engine and (engine.stage,), (stage,)),
         "gradient clipping": (seen.gradient_clipping, clipping),

@@ -99,6 +99,8 @@ def paper_machine(options: TuneOptions) -> SimulatedMachine:
     ):
         if value:
             raise UsageError(f"{name} has no effect with --launcher simulated, which runs no trials; leave it out.")
+    if options.dtype == "fp32":
+        raise UsageError("--dtype fp32 cannot be simulated; leave it out, or ask `ladder plan` what fits.")
     if options.gpus == 0:
         raise UsageError("--gpus 0 asks for CPU ranks, and simulated machines have GPUs; leave out --gpus 0.")
     simulated = read_machine(options.machine)

@@ -26,7 +26,7 @@ def dtype_of(asked: Dtype | None, gpu_name: str | None, note: Callable[[str], No
     `gpu_name` is None for the CPU and for unknown GPUs. `major` is the GPU's major compute capability, if known.
     UsageError if bf16 is asked for and the GPU does not have it.
     """
-    if gpu_name is None or asked == "fp16" or _has_bf16(gpu_name, major):
+    if gpu_name is None or asked in ("fp16", "fp32") or _has_bf16(gpu_name, major):
         return asked or "bf16"
     if asked == "bf16":
         raise UsageError(f"--dtype bf16: {gpu_name} has no bf16; use --dtype fp16.")

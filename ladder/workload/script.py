@@ -57,6 +57,9 @@ class OwnEngine:
     """The Trainer's that change its kernels."""
 
 
+_OF_16_BITS: dict[str, Literal["bf16", "fp16"]] = {"bfloat16": "bf16", "float16": "fp16"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptFacts:
     """What a look at a script found, right before it would have begun to train."""
@@ -99,6 +102,8 @@ class ScriptFacts:
     """Steps of its learning rate's schedule; None where that is not known."""
     weights: str = ""
     """The type of most of what it trains, as torch names it."""
+    held: str = ""
+    """The type of most of its model's weights that are not packed."""
     lora: dict[str, Any] | None = None
     """The arguments of peft's LoraConfig, where it trains such adapters."""
     load_in: Literal["4bit", "8bit"] | None = None
@@ -135,6 +140,13 @@ class ScriptFacts:
     """Those of a loop's own that set its `micro_batch` and `accumulation`, by these names."""
     preparation_seconds: float = 0.0
     """From its start to the beginning of training: imports, data set, weights."""
+
+    @property
+    def precision(self) -> Literal["bf16", "fp16", "fp32"]:
+        """In which it computes: under autocast or DeepSpeed, or with weights that have 16 bits."""
+        if self.dtype != "fp32":
+            return self.dtype
+        return _OF_16_BITS.get(self.held, "fp32" if self.load_in is None else "bf16")
 
     def own_batch(self, world_size: int) -> int:
         """Sequences of an optimizer step on `world_size` ranks, by the script's own settings."""

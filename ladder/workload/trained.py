@@ -67,10 +67,9 @@ def weights_of(workload: Workload) -> Weights:
         return _of_its_own(workload)
     modules = model.modules
     targets = adapted_of(workload.lora, modules)
-    packed = [each for each in modules if each.packs] if workload.load_in else []
+    packed, width = [each for each in modules if each.packs and workload.load_in], workload.width
     num_packed = sum(each.size for each in packed)
-    prepared = workload.prepare_kbit
-    saved = (2.0 - BYTES_OF_A_WEIGHT[workload.load_in]) * num_packed
+    saved = (width - BYTES_OF_A_WEIGHT[workload.load_in]) * num_packed
     adapters = sum(adapter_elements(workload.lora, each) for each in targets)
     frozen = modules if workload.lora is not None else frozen_of(workload.freeze, modules)
     left_out = {each.name for each in frozen}
@@ -94,10 +93,10 @@ def weights_of(workload: Workload) -> Weights:
                 1,
             )
         ),
-        bytes_held=2.0 * (model.num_parameters + adapters + copies) - saved,
-        copied=0 if prepared else copies,
+        bytes_held=width * (model.num_parameters + adapters + copies) - saved,
+        copied=0 if workload.prepare_kbit else copies,
         # bitsandbytes makes biases 16 bits again in the first forward pass.
-        bytes_widened=2.0 * (model.num_parameters - sum(each.elements for each in packed)) if prepared else 0.0,
+        bytes_widened=2.0 * (model.num_parameters - sum(each.elements for each in packed)) * workload.prepare_kbit,
         quantised=num_packed,
         largest_quantised=max((each.size for each in packed), default=0),
         trains_head=any(
@@ -128,7 +127,7 @@ def _of_its_own(workload: Workload) -> Weights:
         total=model.num_parameters,
         trained=trained,
         largest_trained=min(model.largest_parameter, trained),
-        bytes_held=2.0 * model.num_parameters,
+        bytes_held=workload.width * model.num_parameters,
         trained_blocks=share,
     )
 

@@ -14,9 +14,14 @@ from ladder.workload.script import Script
 from ladder.workload.trained import LoadIn, Weights, weights_of
 
 Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
-Dtype = Literal["bf16", "fp16"]
+Dtype = Literal["bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Source = Literal["bundled", "hub", "folder", "file"]
+
+
+def mixed_precision(dtype: str) -> str:
+    """accelerate's word for a precision."""
+    return "no" if dtype == "fp32" else dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +157,11 @@ class Workload:
     def weights(self) -> Weights:
         """The parameters: how many, which are trained, and their bytes."""
         return weights_of(self)
+
+    @property
+    def width(self) -> float:
+        """Bytes of a value in the precision of the training."""
+        return 4.0 if self.dtype == "fp32" else 2.0
 
     @property
     def sample_len(self) -> int:

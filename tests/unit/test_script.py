@@ -289,15 +289,22 @@ def test_an_optimizer_counts_as_one_that_ladder_knows(name: str, counts_as: str)
     assert optimizer_in(make_script(optimizer=name)) == counts_as
 
 
-def test_a_script_in_32_bits_is_told_that_it_is_tuned_with_16() -> None:
-    told: list[str] = []
-    options = TuneOptions(script=("train.py",))
-    plain = workload_of_script(make_script(dtype="fp32"), options, 2, told.append, None, None)
-    assert plain.dtype == "bf16"
-    assert any("asks for no 16-bit precision" in text for text in told)
-    told.clear()
-    assert workload_of_script(make_script(dtype="fp16"), options, 2, told.append, None, None).dtype == "fp16"
-    assert not any("16-bit" in text for text in told)
+@pytest.mark.parametrize(
+    ("seen", "asked", "trained_in"),
+    [
+        ({"dtype": "fp32"}, None, "fp32"),
+        ({"dtype": "fp32"}, "bf16", "bf16"),
+        ({"dtype": "fp16"}, None, "fp16"),
+        ({"dtype": "fp32", "held": "bfloat16"}, None, "bf16"),
+        ({"dtype": "fp32", "held": "float16"}, None, "fp16"),
+        ({"dtype": "fp32", "load_in": "4bit"}, None, "bf16"),
+    ],
+)
+def test_a_script_keeps_its_precision_unless_its_owner_says_otherwise(
+    seen: dict[str, Any], asked: Any, trained_in: str
+) -> None:
+    options = TuneOptions(script=("train.py",), dtype=asked)
+    assert workload_of_script(make_script(**seen), options, 2, lambda _: None, None, None).dtype == trained_in
 
 
 def test_output_folders_of_a_command_lead_elsewhere() -> None:

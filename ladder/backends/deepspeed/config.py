@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import Device, Engine, Rung
-from ladder.workload.workload import Workload
+from ladder.workload.workload import Dtype, Workload
 
 PIN_MEMORY = "pin_memory"
 """The only knob in the offload sections; all others are in `zero_optimization` itself."""
@@ -77,11 +77,7 @@ def deepspeed_config(
         "gradient_clipping": workload.gradient_clipping,
         "zero_optimization": {"stage": rung.stage, **engine_knobs(workload, engine, world_size)},
     }
-    config |= (
-        {"bf16": {"enabled": True}}
-        if workload.dtype == "bf16"
-        else {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
-    )
+    config |= _precision(workload.dtype)
     zero = config["zero_optimization"]
     for section, device in (("offload_optimizer", rung.offload_optimizer), ("offload_param", rung.offload_param)):
         if device != "none":
@@ -95,6 +91,13 @@ def deepspeed_config(
     for technique in engine.techniques:
         technique.configure(config)
     return config
+
+
+def _precision(dtype: Dtype) -> dict[str, Any]:
+    """DeepSpeed trains in fp32 if nothing is said."""
+    if dtype == "fp16":
+        return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
+    return {"bf16": {"enabled": True}} if dtype == "bf16" else {}
 
 
 def optimizer_section(workload: Workload, rung: Rung, learning_rate: float) -> dict[str, Any]:

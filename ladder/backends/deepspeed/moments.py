@@ -47,7 +47,7 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     if stage in (1, 2):
         # A rank's part of the flat weights is cloned on the GPU before it goes to the host as fp32. On one GPU that is
         # all of them: a 7B model cannot start with 24 GiB (seen on an H100; single_partition_of_fp32_groups).
-        clone = 2.0 * workload.weights.trained / world_size
+        clone = workload.width * workload.weights.trained / world_size
         moments.insert(1, Moment(START, workload.weights.bytes_held + clone, 0.0, 0.0))
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
 
@@ -74,24 +74,26 @@ def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
 def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:
     """Stage 0: everything on every GPU (FP16_UnfusedOptimizer, for bf16 too).
 
-    16-bit parameters 2 P, master weights and moments 12 T, gradients 2 T; the step adds fp32 gradients, 4 T.
+    16-bit parameters 2 P, master weights and moments 12 T, gradients 2 T; the step adds fp32 gradients, 4 T. In fp32
+    the optimizer has no wrapper: weights are their own masters, and gradients have 4 T.
     """
     weights, terms = workload.weights, terms_of(workload, candidate, world_size)
-    t = weights.trained
-    rest = Moment("initialisation", weights.bytes_held, 0.0, _optimizer_bytes(workload, terms) * t)
-    accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
-    reduce_copy = 2.0 * min(t, _UNFUSED_BUCKET) if world_size > 1 else 0.0
+    t, width = weights.trained, workload.width
+    masters = terms.master if workload.dtype == "fp32" else 0.0
+    rest = Moment("initialisation", weights.bytes_held, 0.0, (_optimizer_bytes(workload, terms) - masters) * t)
+    accumulated = width * t if candidate.accumulation > 1 else 0.0
+    reduce_copy = width * min(t, _UNFUSED_BUCKET) if world_size > 1 else 0.0
     return [
         rest,
         *_forward_and_loss(replace(rest, gradients=accumulated), acts),
         replace(
             rest,
             name="backward",
-            gradients=max(accumulated, 2.0 * weights.largest_trained),
+            gradients=max(accumulated, width * weights.largest_trained),
             activations=acts.kept + acts.block + acts.tail,
         ),
-        replace(rest, name="backward", gradients=2.0 * t, buffers=reduce_copy, activations=acts.block),
-        replace(rest, name="step", gradients=6.0 * t),
+        replace(rest, name="backward", gradients=width * t, buffers=reduce_copy, activations=acts.block),
+        replace(rest, name="step", gradients=6.0 * t if workload.dtype != "fp32" else 4.0 * t),
     ]
 
 
@@ -106,8 +108,8 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     """
     weights, rung = workload.weights, candidate.engine.rung
     terms = terms_of(workload, candidate, world_size)
-    knobs = engine_knobs(workload, candidate.engine, world_size)
-    t, share, largest = weights.trained, weights.trained / world_size, 2.0 * weights.largest_trained
+    knobs, width = engine_knobs(workload, candidate.engine, world_size), workload.width
+    t, share, largest = weights.trained, weights.trained / world_size, width * weights.largest_trained
     offload = rung.offload_optimizer != "none"
     rest = Moment(
         "initialisation",
@@ -118,13 +120,13 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
     )
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
     if candidate.accumulation > 1:
-        rest_gradients = 2.0 * t if rung.stage == 1 else 0.0 if offload else 2.0 * share
-    bucket = 2.0 * knobs["reduce_bucket_size"]
+        rest_gradients = width * t if rung.stage == 1 else 0.0 if offload else width * share
+    bucket = width * knobs["reduce_bucket_size"]
     if at_boundary and candidate.accumulation == 1 and world_size > 1 and largest > bucket:
         rest_gradients = largest  # smaller gradients of other ranks are views of the bucket (reduce_ipg_grads)
     buckets = bucket * (2 if knobs["overlap_comm"] else 1)
-    copy = min(bucket, 2.0 * t) if world_size > 1 else 0.0
-    own = 0.0 if offload else 2.0 * share  # allocated when the copy of the first bucket is freed
+    copy = min(bucket, width * t) if world_size > 1 else 0.0
+    own = 0.0 if offload else width * share  # allocated when the copy of the first bucket is freed
     norm = 8.0 * min(weights.largest_trained, share) if offload else 0.0
     head = _head_gradient(workload, bucket, norm)
     held = rest.buffers + (buckets if at_boundary else 0.0)
@@ -133,17 +135,17 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
         replace(rest, gradients=rest_gradients, buffers=rest.buffers + buckets),
         acts,
         first=max(largest, head - largest) if at_boundary else head,  # there it is accumulated
-        waiting=largest if _waits(workload) and rest_gradients < 2.0 * t else 0.0,
+        waiting=largest if _waits(workload) and rest_gradients < width * t else 0.0,
         at_reduction=reducing,
-        reduced=min(1.0, bucket / (2.0 * t)),
+        reduced=min(1.0, bucket / (width * t)),
     )
     if rung.stage == 1 and not knobs["overlap_comm"]:
-        backward[-1:] = _late_reduction(reducing, 2.0 * t, max(copy, own), acts)
+        backward[-1:] = _late_reduction(reducing, width * t, max(copy, own), acts)
     return [
         rest,
         *_forward_and_loss(replace(rest, gradients=rest_gradients, buffers=held), acts),
         *backward,
-        replace(rest, name="step", gradients=0.0 if offload else (4.0 + terms.fp32_gradient) * share),
+        replace(rest, name="step", gradients=0.0 if offload else (2 * width + terms.fp32_gradient) * share),
     ]
 
 
@@ -164,25 +166,26 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
     model, weights, rung = workload.model, workload.weights, candidate.engine.rung
     terms = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine, world_size)
+    width = workload.width
     p, share, part = weights.total, weights.trained / world_size, weights.largest_trained / world_size
     on_gpu = rung.offload_optimizer == "none"
-    bucket = 2.0 * knobs["reduce_bucket_size"]
+    bucket = width * knobs["reduce_bucket_size"]
     rest = Moment(
         "initialisation",
         weights.bytes_held * (1 / world_size + terms.copied) if rung.offload_param == "none" else 0.0,
-        2.0 * share if on_gpu else 0.0,
+        width * share if on_gpu else 0.0,
         _optimizer_bytes(workload, terms) * share if on_gpu else 0.0,
         buffers=bucket,
     )
     at_least = model.largest_parameter + knobs["stage3_prefetch_bucket_size"]
     cap = max(knobs["stage3_max_live_parameters"], at_least)
-    live = 2.0 * (p if p <= cap + model.largest_parameter else cap)  # the last gathered parameter may exceed the cap
+    live = width * (p if p <= cap + model.largest_parameter else cap)  # the last gathered parameter may exceed the cap
     if world_size == 1 and rung.offload_param == "none":
         live = 0.0  # there is nothing to gather with one rank (measured on one H200)
-    later = 2.0 * min(live / 2.0, max(at_least, p - bucket / 2.0))
-    full = min(bucket, 2.0 * weights.trained)
+    later = width * min(live / width, max(at_least, p - bucket / width))
+    full = min(bucket, width * weights.trained)
     group = min(share, knobs["sub_group_size"])
-    copies = 2.0 + terms.fp32_gradient
+    copies = width + terms.fp32_gradient
     norm = 0.0 if on_gpu else 8.0 * min(part, _NORM_PIECE)
     return [
         rest,
@@ -190,11 +193,11 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
         *_backward(
             replace(rest, live=live),
             acts,
-            first=_head_gradient(workload, bucket, 2.0 * part + norm),
+            first=_head_gradient(workload, bucket, width * part + norm),
             # If parameters are gathered, those of the head are freed by then, which leaves enough memory for it.
-            waiting=2.0 * weights.largest_trained if _waits(workload) and not live else 0.0,
+            waiting=width * weights.largest_trained if _waits(workload) and not live else 0.0,
             at_reduction=replace(rest, live=later, buffers=bucket + full * (1 + 1 / world_size)),
-            reduced=min(1.0, bucket / (2.0 * weights.trained)),
+            reduced=min(1.0, bucket / (width * weights.trained)),
         ),
         replace(rest, name="step", gradients=rest.gradients + (copies * group if on_gpu else 0.0)),
     ]
@@ -223,7 +226,7 @@ def _head_gradient(workload: Workload, bucket: float, on_its_way: float) -> floa
     """
     if not workload.weights.trains_head:
         return 0.0
-    largest = 2.0 * workload.weights.largest_trained
+    largest = workload.width * workload.weights.largest_trained
     return largest + (on_its_way if largest > bucket and not workload.model.tied else 0.0)
 
 
@@ -264,7 +267,7 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
     and in 16 bits in one block. Parameters are pinned twice: where they were created, and in the flat buffer. NVMe has
     four buffers of an fp32 sub-group, and five of a parameter. Offloaded activations: the input of each layer, pinned.
     """
-    rung, model = candidate.engine.rung, workload.model
+    rung, model, width = candidate.engine.rung, workload.model, workload.width
     activations = model.num_layers * _power_of_two(offloaded_input(workload, candidate, world_size))
     if not rung.devices:
         return activations * world_size, activations * world_size
@@ -274,17 +277,17 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
     group = min(share, engine_knobs(workload, candidate.engine, world_size).get("sub_group_size", share))
     if rung.offload_optimizer == "cpu" and rung.stage < 3:
         pageable += moments * share
-        pinned += 2 * _power_of_two(4 * share) + _power_of_two(2 * share)
-        pinned += 1.3 * 2 * share if candidate.accumulation > 1 and rung.stage == 2 else 0.0
+        pinned += 2 * _power_of_two(4 * share) + _power_of_two(width * share)
+        pinned += 1.3 * width * share if candidate.accumulation > 1 and rung.stage == 2 else 0.0
     elif rung.offload_optimizer == "cpu":
         pageable += (4.0 + moments) * share
-        pinned += _power_of_two(4 * group) * share / group + _power_of_two(2 * share)
+        pinned += _power_of_two(4 * group) * share / group + _power_of_two(width * share)
     elif rung.offload_optimizer == "nvme":
-        pinned += 4 * _power_of_two(4 * group) + _power_of_two(2 * share)
+        pinned += 4 * _power_of_two(4 * group) + _power_of_two(width * share)
     if rung.offload_param == "cpu":
         pinned += 2 * _power_of_two(held)
     elif rung.offload_param == "nvme":
-        pinned += 5 * _power_of_two(2 * (-(-model.largest_parameter // world_size) + 4096))
+        pinned += 5 * _power_of_two(width * (-(-model.largest_parameter // world_size) + 4096))
     return (pageable + pinned) * world_size, pinned * world_size
 
 

@@ -54,7 +54,8 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     p, share = weights.total, weights.trained / world_size
     known = terms_of(workload, candidate, world_size)
     knobs = engine_knobs(workload, candidate.engine, world_size)
-    over_links = 2.0 * (world_size - 1) / world_size / machine.link_bytes
+    width = workload.width
+    over_links = width * (world_size - 1) / world_size / machine.link_bytes
     transfer = over_links * weights.trained
     reduce = once = gather = 0.0
     if rung.stage < 2:
@@ -66,13 +67,13 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
     if rung.stage == 3:
         reduce = 2 * transfer
         # With checkpointing, the second forward pass gathers parameters again unless they stayed live.
-        gather = (2.0 + 0.5 * candidate.checkpointed) * _gathered(known, machine, over_links) * p
+        gather = (2.0 + 0.5 * candidate.checkpointed) * _gathered(known, machine, over_links, width) * p
     if rung.offload_optimizer != "none":
-        down = 2 * share / machine.pcie_bytes
+        down = width * share / machine.pcie_bytes
         reduce, once = (reduce, once + down) if rung.stage == 1 else (reduce + 2 * down, once)
     if rung.offload_param != "none":
         bus = machine.pcie_bytes if rung.offload_param == "cpu" else machine.nvme_bytes / world_size
-        gather += 2 * (p / world_size) * _fetches(candidate, knobs, p) / bus
+        gather += width * (p / world_size) * _fetches(candidate, knobs, p) / bus
     per_token = token_seconds(workload, candidate, machine, known)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
@@ -99,9 +100,9 @@ def _fetches(candidate: Candidate, knobs: Mapping[str, bool | int], p: float) ->
     return 2.0 * max(0.0, 1 - knobs["stage3_max_live_parameters"] / p)
 
 
-def _gathered(known: Terms, machine: MachineSpeed, over_links: float) -> float:
-    """Seconds to gather a 16-bit parameter: from all ranks, or for the rest from a group of them in the node."""
-    within = 2.0 * (known.group - 1) / known.group / machine.node_link_bytes if known.group else 0.0
+def _gathered(known: Terms, machine: MachineSpeed, over_links: float, width: float) -> float:
+    """Seconds to gather a parameter: from all ranks, or for the rest from a group of them in the node."""
+    within = width * (known.group - 1) / known.group / machine.node_link_bytes if known.group else 0.0
     return known.across * over_links + (1 - known.across) * within
 
 
@@ -115,7 +116,10 @@ def _update_seconds(
     offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
     rung, share = candidate.engine.rung, workload.weights.trained / world_size
-    back, hooks = 2 * share / machine.pcie_bytes, _STEP_OF_A_TENSOR * terms.tensor_step * _num_trained(workload)
+    back, hooks = (
+        workload.width * share / machine.pcie_bytes,
+        _STEP_OF_A_TENSOR * terms.tensor_step * _num_trained(workload),
+    )
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
         update = terms.update_traffic * owned / machine.device_bytes

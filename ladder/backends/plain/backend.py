@@ -60,8 +60,8 @@ class Plain(Backend):
         """
         if workload.script is not None and (why := _of_script(workload.script.facts, rung)):
             return why
-        if workload.dtype != "bf16":
-            return "without DeepSpeed, ladder trains in bf16 only"
+        if workload.dtype == "fp16":
+            return "without DeepSpeed, ladder trains in bf16 or fp32 only"
         if rung.stage > 0 and workload.model.fails_with_fsdp2:
             return "accelerate's FSDP2 cannot divide this model, as its embeddings belong to two of the parts"
         if rung.stage > 0 and workload.load_in == "8bit":

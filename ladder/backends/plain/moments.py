@@ -1,7 +1,8 @@
 """The memory of training without DeepSpeed, by the moments of a step, with P parameters, T of them trained, N ranks.
 
-Weights are in fp32 and computed with in 16 bits: 4 P, and 8 T for Adam's two moments; they are their own masters. With
-DDP, a script may train 16-bit weights without any, in half of these bytes; FSDP2 makes them fp32 (accelerate 1.15).
+Weights are in fp32 and computed with in 16 bits or, if so asked, in fp32: 4 P, and 8 T for Adam's two moments; they are
+their own masters. With DDP, a script may train 16-bit weights without any, in half of these bytes; FSDP2 makes them
+fp32 (accelerate 1.15).
 Frozen weights beside adapters are in 16 bits, or in fewer where they are quantised; where peft has prepared these, all
 others are in fp32. Gradients have 4 T from backward to the step, which sets them to None.
 
@@ -48,6 +49,7 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     if workload.prepare_kbit and candidate.gradient_checkpointing:
         acts = replace(acts, block=acts.block + terms.tokens * (terms.kept_wide - terms.kept))
     t, width = _in_32_bits(weights), 2.0 if workload.trains_16_bits else 4.0
+    autocasts = width > workload.width
     buckets = width * t if world_size > 1 else 0.0
     moments = _optimizer_bytes(workload) * t * width / 4
     rest = Moment("initialisation", weights_bytes(workload, width), 0.0, moments, buffers=buckets)
@@ -62,7 +64,7 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     held = replace(rest, gradients=accumulated)
     more = _autocast_bytes(workload, candidate, world_size)
     live = {"forward": copies, "loss": copies - copy * forgotten}
-    if width == 2:  # which autocast does not cast
+    if not autocasts:
         more, live = 0.0, {"forward": 0.0, "loss": 0.0}
     return _passes(rest, held, acts, more, live, first=width * weights.largest_trained, gradients=width * t)
 
@@ -82,10 +84,10 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
         "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
     )
     live, buffers = _gathered(workload, keeps=rung.stage == 2, alone=world_size == 1)
-    accumulated = 2.0 * t if candidate.accumulation > 1 else 0.0
+    accumulated = workload.width * t if candidate.accumulation > 1 else 0.0
     held = replace(rest, gradients=accumulated, buffers=buffers)
     tied_head = workload.model.vocab_size * workload.model.hidden_size if workload.model.tied else 0.0
-    first = 2.0 * (tied_head if weights.is_whole else weights.largest_trained)
+    first = workload.width * (tied_head if weights.is_whole else weights.largest_trained)
     step = on_gpu * 4.0 * t / n
     return _passes(rest, held, acts, 0.0, live, first=first, gradients=max(accumulated, step), step=step)
 
@@ -95,9 +97,9 @@ def _gathered(workload: Workload, *, keeps: bool, alone: bool) -> tuple[dict[str
 
     `keeps`: gathered parameters stay from forward to backward. `alone`: there is no other rank to gather from.
     """
-    weights, model = workload.weights, workload.model
-    head = 2.0 * model.vocab_size * model.hidden_size
-    outside = 2.0 * max(0, model.num_parameters - model.num_layers * model.num_block_parameters)
+    weights, model, width = workload.weights, workload.model, workload.width
+    head = width * model.vocab_size * model.hidden_size
+    outside = width * max(0, model.num_parameters - model.num_layers * model.num_block_parameters)
     block = (weights.bytes_held - outside) / model.num_layers
     whole, tied = weights.bytes_held if keeps else 0.0, head if model.tied else 0.0
     units, buffer, of_head = (1, 0.0, 0.0) if alone else (2, block, block if model.tied else head)
@@ -107,7 +109,7 @@ def _gathered(workload: Workload, *, keeps: bool, alone: bool) -> tuple[dict[str
         "backward": whole or tied + units * block,
         "end": block + (tied or head) if whole else tied + units * block,
     }
-    trained = 2.0 * min(model.num_block_parameters, weights.trained / model.num_layers)
+    trained = width * min(model.num_block_parameters, weights.trained / model.num_layers)
     reduced_first = max(trained, head) if weights.trains_head and not model.tied else trained
     # The input of the last reduction, which is the head's at the start of backward, and a unit's gradients.
     return live, trained + reduced_first
@@ -150,7 +152,7 @@ def weights_bytes(workload: Workload, width: float = 4.0) -> float:
     if workload.lora is None:
         return width * workload.weights.total
     weights = workload.weights
-    return weights.bytes_held + weights.bytes_widened + (width - 2.0) * (weights.trained - weights.copied)
+    return weights.bytes_held + weights.bytes_widened + (width - workload.width) * (weights.trained - weights.copied)
 
 
 def _in_32_bits(weights: Weights) -> float:

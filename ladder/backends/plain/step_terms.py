@@ -50,13 +50,13 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     """
     rung, weights, model = candidate.engine.rung, workload.weights, workload.model
     known, narrow = terms_of(workload, candidate, world_size), rung.stage == 0 and workload.trains_16_bits
-    autocasts = rung.stage == 0 and not narrow
+    autocasts = rung.stage == 0 and not narrow and workload.dtype != "fp32"
     if autocasts:
         known = replace(known, traffic=_TRAFFIC_IN_FP32 * known.traffic)
     owners = known.owners or world_size
     over_links = (owners - 1) / owners / (machine.node_link_bytes if known.owners else machine.link_bytes)
-    scattered = (4.0 if autocasts else 2.0) * weights.trained * over_links
-    scattered += 2.0 * 2.0 * weights.trained * (1 / owners - 1 / world_size) / machine.link_bytes
+    scattered = (4.0 if autocasts else workload.width) * weights.trained * over_links
+    scattered += 2.0 * workload.width * weights.trained * (1 / owners - 1 / world_size) / machine.link_bytes
     passes = {0: 0.0, 2: 1.0, 3: 2.0}[rung.stage]
     gather = weights.bytes_held * over_links * passes
     share = weights.trained / (owners if rung.stage > 0 else 1)
@@ -72,7 +72,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, known, per_token),
-        launch=launch if narrow else _CASTS * launch if autocasts else launch + hooks,
+        launch=_CASTS * launch if autocasts else launch if rung.stage == 0 else launch + hooks,
         reduce=0.0,
         handling=_handled_bytes(workload, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
         gather=gather,
@@ -91,13 +91,12 @@ def _handled_bytes(workload: Workload, known: Terms, passes: float, owners: int)
     Autocast casts all trained weights, and for a fused loss the head's with each chunk. FSDP2 casts a rank's own part,
     and copies what it gathers. Both add up gradients, of all weights.
     """
-    weights, model = workload.weights, workload.model
+    weights, model, of_sum = workload.weights, workload.model, _OF_A_SUM * workload.width / 2
     if passes:
-        return _OF_A_SUM * weights.trained + passes * (
-            _OF_A_CAST * weights.trained / owners + _OF_A_COPY * weights.bytes_held / 2
-        )
-    if workload.trains_16_bits:
-        return _OF_A_SUM * weights.trained
+        casts = 0.0 if workload.dtype == "fp32" else _OF_A_CAST * weights.trained / owners
+        return of_sum * weights.trained + passes * (casts + _OF_A_COPY * weights.bytes_held / 2)
+    if workload.trains_16_bits or workload.dtype == "fp32":
+        return of_sum * weights.trained
     chunks = known.chunks if weights.trains_head else 0
     of_all = (_OF_A_CAST + _OF_A_SUM_IN_FP32) * weights.trained
     return of_all + chunks * _OF_A_CHUNK * model.vocab_size * model.hidden_size

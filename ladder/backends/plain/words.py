@@ -7,6 +7,7 @@ from typing import Any
 from ladder.backends.base import EmittedTraining
 from ladder.backends.plain.config import one_rank_loads
 from ladder.candidates import Export
+from ladder.workload.workload import mixed_precision
 
 
 def trainer_arguments(training: EmittedTraining) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def trainer_arguments(training: EmittedTraining) -> dict[str, Any]:
 
 def accelerate_config(training: EmittedTraining) -> dict[str, Any]:
     """The precision, and FSDP2's settings."""
-    said: dict[str, Any] = {"mixed_precision": training.dtype}
+    said: dict[str, Any] = {"mixed_precision": mixed_precision(training.dtype)}
     if training.rung.stage:
         words = {f"fsdp_{name}": value for name, value in _sharding(training, "offload_params").items()}
         return {"distributed_type": "FSDP", "fsdp_config": words, **said}

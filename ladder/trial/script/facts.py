@@ -32,6 +32,7 @@ def model_facts(model: Any) -> dict[str, Any]:
         "load_in": held[0] if held else None,
         "prepare_kbit": bool(held) and _has_wide_rest(model),
         "weights": _most_of(each for each in model.parameters() if each.requires_grad),
+        "held": _most_of(each for each in model.parameters() if each.is_floating_point()),
         "can_checkpoint": hasattr(model, "gradient_checkpointing_enable"),
         "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
     }

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ladder.events.protocol import TrialSpec
+from ladder.workload.workload import mixed_precision
 
 
 class UnknownKernelError(Exception):
@@ -88,7 +89,7 @@ def begin_candidate(techniques: Iterable[RankTechnique]) -> None:
 
 def precision_of(spec: TrialSpec) -> str:
     """The mixed precision of accelerate in which `spec` trains."""
-    return next((each.precision for each in techniques_of(spec) if each.precision), spec.dtype)
+    return next((each.precision for each in techniques_of(spec) if each.precision), mixed_precision(spec.dtype))
 
 
 def techniques_of(spec: TrialSpec) -> list[RankTechnique]:
