@@ -289,8 +289,9 @@ def _fails_with_fsdp2(model: PreTrainedModel) -> bool:
 
 
 def _has_plain_attention(text: Any, model: PreTrainedModel) -> bool:
-    kinds = set(getattr(text, "layer_types", None) or ())
-    window = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+    own = text.to_dict()  # a configuration may refuse to name what differs from layer to layer
+    kinds = set(own.get("layer_types") or ())
+    window = own.get("sliding_window") if own.get("use_sliding_window", True) else None
     takes_others = getattr(model, "_supports_attention_backend", False) and model._supports_sdpa
     return bool(takes_others and window is None and kinds <= {"full_attention"})
 

@@ -32,6 +32,7 @@ def rows_of(
     """
     layers = {id(module): number for number, block in enumerate(blocks) for module in block.modules()}
     head = model.get_output_embeddings()
+    heads = [name for name, module in model.named_modules() if module is head]
     rows, owner = [], dict[nn.Parameter, Row]()
     for name, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
@@ -40,10 +41,14 @@ def rows_of(
                 if shared in owner:
                     owner[shared].setdefault("also", []).append(name)
                     row["elements"] -= shared.numel()
+                elif not shared.requires_grad:
+                    row["still"] = row.get("still", 0) + shared.numel()
             if id(module) in layers:
                 row["layer"] = layers[id(module)]
             if name not in texts:
                 row["share"] = 0.0
+            if any(name.endswith(f".{each}") for each in heads):
+                row.pop("packs", None)  # transformers leaves out what has the head's name, wherever it is
             owner = dict.fromkeys(parameters, row) | owner
             rows.append(row)
     return rows

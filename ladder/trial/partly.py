@@ -28,14 +28,14 @@ def only_partly_trained(model: Any, spec: TrialSpec) -> Any:
 
 
 def _freeze(model: Any, names: tuple[str, ...]) -> None:
-    modules = dict(model.named_modules())
+    parts = {**dict(model.named_modules()), **dict(model.named_parameters())}  # experts are parameters of one module
     for asked in names:
-        frozen = [name for name in modules if freeze_pattern(asked).fullmatch(name)]
+        frozen = [name for name in parts if freeze_pattern(asked).fullmatch(name)]
         if not frozen:
-            known = ", ".join(list(modules)[1:6])
-            raise ValueError(f"--freeze {asked} matches no module of the model; it has {known} and others")
+            known = ", ".join(list(parts)[1:6])
+            raise ValueError(f"--freeze {asked} matches nothing of the model; it has {known} and others")
         for name in frozen:
-            modules[name].requires_grad_(False)
+            parts[name].requires_grad_(False)
 
 
 def save_and_load_adapters(model: Any, weights: dict[str, torch.Tensor], folder: str | None) -> None:

@@ -23,6 +23,8 @@ class Module:
     kind: Literal["linear", "experts", "table", "head", "conv", "other"]
     elements: int
     """Of all its parameters, biases included, that no module before it has: 0 for a head that is the table."""
+    still: int = 0
+    """Of these that the model's own code does not train, as a table of sines."""
     inputs: int = 0
     outputs: int = 0
     """The sides of its matrix, or of each expert's; 0 if it has none."""

@@ -37,6 +37,8 @@ class Weights:
     """Elements of the largest tensor that is trained."""
     bytes_held: float
     """Of all parameters as the forward pass uses them: 16 bits, or fewer where they are quantised."""
+    still: int = 0
+    """Those that the model's own code does not train."""
     copied: int = 0
     """Of the trained ones those in copies of whole modules beside adapters, which peft leaves in 16 bits."""
     bytes_widened: float = 0.0
@@ -57,7 +59,7 @@ class Weights:
     @property
     def is_whole(self) -> bool:
         """Whether everything is trained."""
-        return self.trained == self.total
+        return self.trained + self.still == self.total
 
 
 def weights_of(workload: Workload) -> Weights:
@@ -79,7 +81,7 @@ def weights_of(workload: Workload) -> Weights:
         free = [each for each in modules if each.copied]
     trained = adapters + copies
     if workload.lora is None:
-        trained = model.num_parameters - sum(each.elements for each in frozen)
+        trained = model.num_parameters - sum(each.elements for each in frozen) - sum(each.still for each in free)
     elif workload.script is not None:  # which may train more beside its adapters than their settings say
         adapters, trained = workload.script.facts.num_trainable - copies, workload.script.facts.num_trainable
     whole = {each.layer for each in free if each.layer is not None and each.size and not each.copied}
@@ -121,11 +123,13 @@ def _first_reached(trained: Iterable[Module], num_layers: int) -> int:
 def _of_its_own(workload: Workload) -> Weights:
     """All parameters, or those that a script was seen to train, wherever they are."""
     model, facts = workload.model, workload.script.facts if workload.script is not None else None
+    still = sum(each.still for each in model.modules)
     share = facts.num_trainable / facts.num_parameters if facts is not None else 1.0
-    trained = round(share * model.num_parameters)
+    trained = round(share * model.num_parameters) if facts is not None else model.num_parameters - still
     return Weights(
         total=model.num_parameters,
         trained=trained,
+        still=still if facts is None else min(still, model.num_parameters - trained),
         largest_trained=min(model.largest_parameter, trained),
         bytes_held=workload.width * model.num_parameters,
         trained_blocks=share,
@@ -244,8 +248,8 @@ def adapter_elements(lora: Lora | None, module: Module) -> int:
 
 def largest_of_adapter(lora: Lora | None, module: Module) -> int:
     """Elements of the larger of an adapter's two matrices."""
-    sides = module.inputs + module.outputs
-    return 0 if lora is None else adapter_elements(lora, module) * max(module.inputs, module.outputs) // sides
+    sides = (module.inputs + module.outputs, max(module.inputs, module.outputs)) if module.size else (2, 1)
+    return 0 if lora is None else adapter_elements(lora, module) * sides[1] // sides[0]
 
 
 def linear_names(modules: Iterable[Module]) -> list[str]:

@@ -47,18 +47,6 @@ def bench_on_paper() -> Bench:
 
 
 @pytest.fixture(scope="module")
-def bench_of_a_job(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> Iterator[Bench]:
-    with jobs_bench(None) as bench:
-        yield bench
-
-
-@pytest.fixture(scope="module")
-def bench_of_jobs(jobs_bench: Callable[..., AbstractContextManager[Bench]]) -> Iterator[Bench]:
-    with jobs_bench(1) as bench:
-        yield bench
-
-
-@pytest.fixture(scope="module")
 def bench_of_steps(slurm: Slurm, bench_over: OverNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Steps in a job of two nodes, as `salloc` and `sbatch` give one."""
     folder = tmp_path_factory.mktemp("allocation")
@@ -102,12 +90,9 @@ QUICK_TO_START = [
     "warm_bench",
     "bench_on_paper",
     "nodes_bench",
-    *(
-        pytest.param(name, marks=pytest.mark.night)
-        for name in ("bench_of_steps", "bench_over_ssh", "bench_of_ray", "bench_of_a_job")
-    ),
+    *(pytest.param(name, marks=pytest.mark.night) for name in ("bench_of_steps", "bench_over_ssh", "bench_of_ray")),
 ]
-LAUNCHERS = [*QUICK_TO_START, "cold_bench", pytest.param("bench_of_jobs", marks=pytest.mark.night)]
+LAUNCHERS = [*QUICK_TO_START, "cold_bench"]
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS)

@@ -47,8 +47,8 @@ def test_the_script_of_one_s_own_is_tuned_and_run_unchanged(tmp_path: Path, tria
     assert done.status == 0, done.errors
     assert not (tmp_path / "trained").exists()  # a trial writes nothing of the script's
     section = json.loads((tmp_path / "best_config.json").read_text())["ladder"]
-    # what the reference page says; only trainers that generate have the last one
-    assert [*section["script"], "generation_batch_size"] == list(SCRIPT_KEYS)
+    # what the reference page says; only trainers that generate, and loops, have these two
+    assert {*section["script"], "generation_batch_size", "options"} == {*SCRIPT_KEYS}
     assert section["script"]["command"] == ["own_script.py", "--lr", "1e-3"]
     assert section["workload"]["global_batch_size"] == 32
     done = ladder("run", "best_config.json", "--", "own_script.py", "--steps", "4", folder=tmp_path)

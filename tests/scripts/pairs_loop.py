@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--mixed_precision", choices=["no", "fp16", "bf16", "fp8"], default=None)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is a GPU")
     args = parser.parse_args()
-    train({"lr": 2e-4, "epochs": 3, "seed": 42, "batch_size": 32}, args)
+    train({"lr": 2e-4, "epochs": 3, "seed": 42, "batch_size": 16}, args)
 
 
 if __name__ == "__main__":
