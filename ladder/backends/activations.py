@@ -17,6 +17,9 @@ without the copy, and in 16 bits."""
 _MOVED_FOR_A_BIAS = 25.0
 """Attention with a bias that is trained takes longer: for each score, as long as moving so many bytes. Measured: chosen
 between T0-3B on one H100 and FLAN-T5-base on one H200 (benchmarks/results/runs)."""
+_SCORES_AT_ONCE = 3.0
+"""Tensors of attention's scores that backward of a block has beside what was kept, where they are made at all.
+Measured: 2.8 to 3.5 with Llama-3.2-1B in fp32 on one H200."""
 _WIDE_BIAS = 2.0
 """Bytes that such a score keeps more under autocast, which casts the bias for each sequence. Measured: FLAN-T5-base
 with DDP on one H200 (benchmarks/results/runs)."""
@@ -50,7 +53,7 @@ class Activations:
 
 def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1) -> Activations:
     """What the forward pass saves, counted from transformers' modules in 16 bits with SDPA; confirmed within 2 %.
-    In fp32 it is twice that.
+    In fp32 it is twice that, and attention's scores where no fused kernel takes the heads; confirmed within 2 %.
 
     Logits take 12.0 to 13.1 bytes each (measured): the fp32 log-softmax, its gradient and that of the fp32 logits; the
     16-bit logits are freed by then. (18 bytes are published for older code.) Techniques change these numbers in their
@@ -60,6 +63,8 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     tokens, h = terms.tokens, model.hidden_size
     kept = candidate.checkpointed * workload.width * h + (1 - candidate.checkpointed) * terms.kept
     again = terms.kept + workload.width * model.intermediate_size * model.experts_of_a_token + terms.passing
+    scores = _scores_in_32_bits(model, usual_block(model)) if workload.dtype == "fp32" else 0.0
+    passing = _SCORES_AT_ONCE * scores * workload.seq_len
     # With offloaded inputs, only one at a time is on the GPU.
     layers = 1.0 if candidate.offload_activations else workload.weights.reached_blocks * model.num_layers
     fixed = layers * (1 - candidate.checkpointed) * terms.fixed
@@ -67,7 +72,7 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     return Activations(
         kept=float(tokens * (layers * kept + unforgotten) + fixed),
         freed=1 - candidate.checkpointed,
-        block=float(tokens * again + terms.fixed) if candidate.gradient_checkpointing else 0.0,
+        block=float(tokens * (again + passing) + terms.fixed) if candidate.gradient_checkpointing else tokens * passing,
         tail=float(tokens * terms.tail * h),
         logits=float(terms.loss),
     )
@@ -87,7 +92,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     model = workload.model
     tokens, techniques = tokens_of_a_rank(workload, candidate, world_size), candidate.engine.techniques
     block = next((own for each in techniques if (own := each.block_of(model))), None) or usual_block(model)
-    block = doubled(block) if workload.dtype == "fp32" else block
+    block = in_32_bits(model, block) if workload.dtype == "fp32" else block
     wide = has_wide_loss(workload)
     kept_wide, by_length = block.kept_wide, block.kept_wide_by_length + _WIDE_BIAS * block.biased_by_length
     if workload.prepare_kbit:
@@ -120,16 +125,25 @@ def has_wide_loss(workload: Workload) -> bool:
     return workload.model.has_wide_loss or workload.dtype == "fp32"
 
 
-def doubled(block: CountedBlock) -> CountedBlock:
+def in_32_bits(model: ModelShape, block: CountedBlock) -> CountedBlock:
     """What `block` does in fp32, where a value takes twice the bytes that it was counted with."""
     return replace(
         block,
         kept=2 * block.kept,
-        kept_by_length=2 * block.kept_by_length,
+        kept_by_length=2 * block.kept_by_length + _scores_in_32_bits(model, block),
         kept_for_weights=2 * block.kept_for_weights,
         moved=2 * block.moved,
         moved_by_length=2 * block.moved_by_length,
     )
+
+
+def _scores_in_32_bits(model: ModelShape, block: CountedBlock) -> float:
+    """Bytes of attention's scores for each token of the sequence, which are kept in fp32 where heads share keys.
+
+    None of torch's fused kernels on GPUs takes such heads in fp32 (torch 2.11, SDPA with `enable_gqa`). Seen with
+    Llama-3.2-1B on one H200.
+    """
+    return 4.0 * model.num_heads if model.num_kv_heads < model.num_heads and not block.masked else 0.0
 
 
 def usual_block(model: ModelShape) -> CountedBlock:

@@ -304,3 +304,16 @@ def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps(l
         for overlap in (False, True)
     )
     assert whole > 10 * few
+
+
+_IN_FP32 = pd.read_csv(RESULTS / "1xh200-fp32" / "trials.csv").dropna(subset="peak_allocated_gib").to_dict("records")
+
+
+@pytest.mark.parametrize("row", _IN_FP32)
+def test_memory_in_fp32_is_predicted_as_it_was_measured(row: dict[str, Any]) -> None:
+    model = resolve_model("llama-3.2-1b")
+    workload = Workload(model=model, task="causal-lm", seq_len=1024, global_batch_size=16, dtype="fp32")
+    key = f"{row['rung']} ckpt={row['checkpointing']} mb={row['micro_batch']}"
+    predicted = predict_memory(workload, candidate_of(key, 16), world_size=1, device="cuda")
+    peak = max(size for moment, size in predicted.moments.items() if moment != START)
+    assert peak / GIB == pytest.approx(row["peak_allocated_gib"], rel=0.05 if "liger" in key else 0.02)
