@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from ladder.cli.console import stdout_console
-from ladder.report.as_it_stands import compared
+from ladder.report.as_it_stands import compared, compared_without_deepspeed
 from ladder.report.first_fit import first_fit
 from ladder.report.table import left_out, rows, terminal_table, unsupported_line
 from ladder.report.times import total_line
@@ -78,11 +78,11 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
             console.print(f"[bold]{escape(said)}[/]")
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
-        _print_plain(done.plain, console, answer)
+        _print_plain(done, console, answer)
         files = ", ".join(shlex.quote(str(path)) for path in done.files)
         console.print(f"Wrote {files}", soft_wrap=True, markup=False)
     elif done.plain is not None:
-        _print_plain(done.plain, console, None)
+        _print_plain(done, console, None)
         files = ", ".join(shlex.quote(str(path)) for path in done.files)
         console.print(f"Wrote {files}", soft_wrap=True, markup=False)
     elif done.result.best_so_far is not None:
@@ -90,8 +90,9 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
 
 
-def _print_plain(plain: Answer | None, console: Console, with_deepspeed: Answer | None) -> None:
-    """The answer without DeepSpeed, and how much faster it is than the one with it."""
+def _print_plain(done: TuneOutput, console: Console, with_deepspeed: Answer | None) -> None:
+    """The answer without DeepSpeed, and how much faster it is than the one with it, and than a script's own way."""
+    plain, result = done.plain, done.result
     if plain is None:
         return
     than = (
@@ -104,6 +105,9 @@ def _print_plain(plain: Answer | None, console: Console, with_deepspeed: Answer 
         f"its proof{than}{_speed_of_a_training(plain)}, {format_bytes(plain.measurement.peak_device)} of "
         f"{format_bytes(plain.memory_limit)}{_in_a_training(plain)}."
     )
+    best = result.answer if with_deepspeed is not None else None
+    if said := compared_without_deepspeed(result.space, result.records, best):
+        console.print(f"[bold]{escape(said)}[/]")
     for warning in plain.warnings:
         if with_deepspeed is not None and warning in with_deepspeed.warnings:
             continue

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ladder.events.outcome import Record
 from ladder.report.first_fit import compared as with_the_recipe
+from ladder.search.policy import faster_without_deepspeed
 from ladder.search.space import Space, as_it_stands, measured
 
 _AS_FAST = 1.03
@@ -31,3 +32,11 @@ def compared(space: Space, records: Sequence[Record], best: Record) -> str | Non
     if most < 1 / _AS_FAST:
         return f"{1 - most:.0%} slower than your script as its command stands ({said})."
     return f"Nothing found is clearly faster than your script as its command stands ({said})."
+
+
+def compared_without_deepspeed(space: Space, records: Sequence[Record], best: Record | None) -> str | None:
+    """As `compared`, of the answer without DeepSpeed, where that is another than `best` and a script is compared."""
+    plain = faster_without_deepspeed(records, space.tolerance)
+    if plain is None or plain == best or as_it_stands(space, records) is None:
+        return None
+    return compared(space, records, plain)

@@ -13,7 +13,7 @@ from ladder.emit.files import OutputPaths
 from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.events.promise import promised_range
 from ladder.machine.machine_speed import mfu
-from ladder.report.as_it_stands import compared
+from ladder.report.as_it_stands import compared, compared_without_deepspeed
 from ladder.report.run_data import ReportedRun
 from ladder.search.bound import Bound, bound
 from ladder.search.knobs import turned
@@ -72,7 +72,9 @@ def answer_sentence(run: ReportedRun) -> str:
 
 def recipe_sentence(run: ReportedRun) -> str:
     """How the answer compares with the script as it stands, or with the documented recipe's first fit."""
-    return (compared(run.space, run.records, run.best) or "") if run.best is not None else ""
+    said = compared(run.space, run.records, run.best) if run.best is not None else ""
+    plain = compared_without_deepspeed(run.space, run.records, run.best)
+    return f"{said} Without DeepSpeed: {plain}" if plain else said or ""
 
 
 def remedy_sentence(run: ReportedRun) -> str:

@@ -11,7 +11,7 @@ from helpers.searches import space_of
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
-from ladder.report.as_it_stands import compared
+from ladder.report.as_it_stands import compared, compared_without_deepspeed
 from ladder.report.first_fit import compared as with_the_recipe
 from ladder.search.space import Space, plain_as_it_stands
 from ladder.techniques.liger import LIGER
@@ -73,6 +73,17 @@ def test_the_answer_is_told_by_how_much_it_is_faster_than_the_script_as_it_stand
     assert said in (compared(space, [own, best], best) or "")
     plain = there(plain_as_it_stands(space, [own, best]))
     assert (plain["candidate"], plain["tokens_per_second"]) == ("ddp ckpt=off mb=4", speed)
+
+
+def test_the_answer_without_deepspeed_is_compared_with_the_script_too() -> None:
+    space = space_with(OwnEngine())
+    own = make_record(there(space.own), "fits", tokens_per_second=50.0)
+    best = make_record(space.named("zero2 ckpt=off mb=4"), tokens_per_second=100.0, purpose="proof", trial="0002")
+    plain = make_record(space.named("ddp ckpt=off mb=2"), tokens_per_second=150.0, purpose="proof", trial="0003")
+    said = "3.0 times as fast as your script as its command stands (ddp ckpt=off mb=4: 50 tokens/s in trial 0001)."
+    assert compared_without_deepspeed(space, [own, best, plain], best) == said
+    assert compared_without_deepspeed(space, [own, best, plain], plain) is None
+    assert compared_without_deepspeed(space, [best, plain], best) is None
 
 
 def test_without_a_script_s_own_trial_the_answer_is_compared_with_the_documented_recipe() -> None:
