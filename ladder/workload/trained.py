@@ -248,8 +248,8 @@ def adapter_elements(lora: Lora | None, module: Module) -> int:
 
 def largest_of_adapter(lora: Lora | None, module: Module) -> int:
     """Elements of the larger of an adapter's two matrices."""
-    sides = (module.inputs + module.outputs, max(module.inputs, module.outputs)) if module.size else (2, 1)
-    return 0 if lora is None else adapter_elements(lora, module) * sides[1] // sides[0]
+    larger, both = max(module.inputs, module.outputs), module.inputs + module.outputs
+    return adapter_elements(lora, module) * (larger or 1) // (both or 2)  # halves where the sides are not known
 
 
 def linear_names(modules: Iterable[Module]) -> list[str]:

@@ -93,7 +93,7 @@ def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activati
             activations=acts.kept + acts.block + acts.tail,
         ),
         replace(rest, name="backward", gradients=width * t, buffers=reduce_copy, activations=acts.block),
-        replace(rest, name="step", gradients=6.0 * t if workload.dtype != "fp32" else 4.0 * t),
+        replace(rest, name="step", gradients=(width + terms.fp32_gradient) * t),
     ]
 
 
