@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from helpers import TINY_CONFIG, processes_with, wait_until
-from helpers.clusters import LADDER, Cluster, Slurm, running_slurm
+from helpers.clusters import LADDER, Cluster, Slurm, free_ports, running_slurm
 from helpers.scripts import SCRIPTS, folder_with_inputs
 
 from ladder.emit import load_best_config
@@ -35,6 +35,12 @@ Check = Callable[[], None]
 
 
 MEASURE = [*LADDER, "doctor", "--measure", "--gpus", "0", "--format", "json"]
+
+
+def meeting_here() -> list[str]:
+    """Both nodes are this host, which has no name that Slurm's resolve to, and where other trainings take ports."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where accelerate and ladder are
+    return ["env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_ports(1)[0]}"]
 
 
 def measured_rates(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
@@ -69,9 +75,7 @@ def test_doctor_measures_the_nodes_of_a_job_and_a_tune_uses_it_is_proven_and_its
     for name in ("train_accelerate.py", "tiny.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
     launch = ["srun", "--nodes=2", "--ntasks-per-node=1", "bash", "best_config.launch.sh", "train_accelerate.py"]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where accelerate is
-    # Both nodes are this host, which has no name that Slurm's names resolve to.
-    trained = slurm.run(*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch, folder=tmp_path, timeout=240)
+    trained = slurm.run(*ON_TWO, *meeting_here(), *launch, folder=tmp_path, timeout=240)
     assert trained.returncode == 0, trained.stderr
     assert f"accelerate: ZeRO stage {section['rung'][4]}, losses" in trained.stdout
 
@@ -234,9 +238,8 @@ def test_a_script_is_tuned_over_two_nodes_as_it_is_and_trains_on_both_with_the_a
     assert (section["num_nodes"], section["world_size"]) == (2, 2)
     assert not (tmp_path / "out").exists()
     leaves_nothing()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where ladder is
     launch = ["srun", "--nodes=2", "--ntasks-per-node=1", "bash", "best_config.launch.sh"]
-    trained = slurm.run(*ON_TWO, "env", f"PATH={path}", "MASTER_ADDR=127.0.0.1", *launch, folder=tmp_path, timeout=200)
+    trained = slurm.run(*ON_TWO, *meeting_here(), *launch, folder=tmp_path, timeout=200)
     assert trained.returncode == 0, trained.stderr
     (state,) = (tmp_path / "out").glob("checkpoint-*/trainer_state.json")
     assert json.loads(state.read_text())["train_batch_size"] == 4
