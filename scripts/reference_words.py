@@ -209,7 +209,7 @@ KEYS = {
     "workload.seq_len": ("integer", "Tokens per sequence."),
     "workload.global_batch_size": ("integer", "Sequences per optimizer step over all GPUs."),
     "workload.dtype": ("string", "The precision: `bf16`, `fp16` or `fp32`."),
-    "workload.optimizer": ("string", "The optimizer that was measured."),
+    "workload.optimizer": ("string", "The optimizer that was measured; of a script see `script.optimizer`."),
     "workload.gradient_clipping": ("number", "The largest gradient norm; 0 means no clipping."),
     "proof": ("object", "The second run of the answer, in fresh processes."),
     "proof.simulated": ("boolean", "True if no trial ran. The key is missing in a real answer."),

@@ -105,6 +105,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         tail=8,
         loss=tokens * model.vocab_size * (_OF_A_LOGIT if wide else _OF_A_NARROW_LOGIT),
         moved_by_loss=_MOVED_BY_LOSS if wide else _MOVED_BY_A_NARROW_LOSS,
+        states=workload.state_bytes(),
         fp32_gradient=0.0 if workload.dtype == "fp32" else 4.0,
         launches=_launches(model, block),
     )

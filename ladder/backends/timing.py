@@ -52,6 +52,12 @@ def _products(workload: Workload, machine: MachineSpeed) -> float:
     return (machine.flops_32 if workload.dtype == "fp32" else machine.flops) * machine.achievable
 
 
+def optimizer_products(workload: Workload, machine: MachineSpeed) -> float:
+    """Seconds of the matrix products in an optimizer's step, as Muon's, of all weights on one rank."""
+    counted = workload.script.facts.counted if workload.script else None
+    return counted.products * workload.weights.trained / _products(workload, machine) if counted else 0.0
+
+
 def _slow_product_seconds(workload: Workload, machine: MachineSpeed) -> float:
     """Seconds of a token by which a counted model's products take longer than in 16 bits and without masks."""
     model, block, products = workload.model, usual_block(workload.model), _products(workload, machine)

@@ -77,13 +77,13 @@ class Terms:
     """The same under autocast."""
     master: float = 4.0
     """Bytes of a master weight."""
-    moment: float = 4.0
-    """Bytes of each of Adam's two moments of a weight."""
+    states: float = 8.0
+    """Bytes of the optimizer's states of a weight, as Adam's two moments."""
     fp32_gradient: float = 4.0
     """Bytes of the optimizer's copy of a gradient; 0 if it uses the gradient itself."""
-    update_traffic: float = 60.0
-    """Bytes per parameter that an optimizer step on the GPU reads and writes: states, master weights, gradients in 16
-    and 32 bits, and the gradient norm (derived)."""
+    update_traffic: float = 44.0
+    """Bytes per parameter that an optimizer step on the GPU reads and writes beside the states: master weights,
+    gradients in 16 and 32 bits, and the gradient norm (derived)."""
     tensor_step: float = 1.0
     """Host work of an optimizer step for each trained tensor, relative to the engine's without techniques."""
     exchange: float = 0.0

@@ -18,7 +18,6 @@ _PROBE_SECONDS = 0.5
 """The longest time for the speed test. Chosen: a tune should not have to wait for it."""
 _PROBE_BLOCKS = 64
 """Blocks of 1 MiB that the speed test writes. Chosen: enough to see a drive's speed, and quickly written."""
-_OPTIMIZER_BYTES = {"adamw": 12, "adam": 12, "sgd": 4}
 _MOVED_BYTES = 30
 """Bytes per parameter in an optimizer step, with optimizer and parameters on the drive. Derived: states, master weights
 and gradients are read, states and master weights are written."""
@@ -79,7 +78,7 @@ def _explained(error: OSError, path: Path) -> UsageError | EnvironmentFaultError
 
 def needed_bytes(rung: Rung, workload: Workload) -> int:
     """Bytes that all ranks together need on the drive: fp32 optimizer states and 16-bit parameters."""
-    optimizer = _OPTIMIZER_BYTES[workload.optimizer] if rung.offload_optimizer == "nvme" else 0
+    optimizer = 4 + round(workload.state_bytes()) if rung.offload_optimizer == "nvme" else 0
     parameters = 2 if rung.offload_param == "nvme" else 0
     return (optimizer + parameters) * workload.model.num_parameters
 

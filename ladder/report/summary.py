@@ -39,8 +39,8 @@ def introduction(run: ReportedRun) -> dict[str, str]:
         "where": f"{gpus}, {format_bytes(space.memory_limit)} each{', simulated' if run.simulated else ''}",
         "about": (
             f"{parameters_in_words(workload.model.num_parameters)}, {workload.task}, {workload.dtype}, "
-            f"{workload.optimizer}, sequence length {workload.seq_len}, global batch {workload.global_batch_size} "
-            f"sequences. {progress}. {run.folder}"
+            f"{workload.optimizer_in_words}, sequence length {workload.seq_len}, global batch "
+            f"{workload.global_batch_size} sequences. {progress}. {run.folder}"
         ),
     }
 

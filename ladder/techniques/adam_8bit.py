@@ -50,8 +50,8 @@ class Adam8Bit(Technique):
         config["zero_allow_untested_optimizer"] = True  # DeepSpeed does not list it as tested with ZeRO
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """One byte per moment and an fp32 scale per 256; 48 bytes of traffic (derived like the usual 60)."""
-        return replace(terms, moment=1 + 4 / 256, update_traffic=48.0)
+        """One byte per moment and an fp32 scale per 256."""
+        return replace(terms, states=2 * (1 + 4 / 256))
 
     def trainer_arguments(self) -> dict[str, Any]:
         return {"optim": "adamw_bnb_8bit"}

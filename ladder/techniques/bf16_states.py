@@ -33,7 +33,8 @@ class Bf16States(Technique):
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
         """Half the bytes for all states, no fp32 copy of the gradient, and half the traffic."""
-        return replace(terms, master=2.0, moment=2.0, fp32_gradient=0.0, update_traffic=30.0)
+        states, traffic = workload.state_bytes(2.0), terms.update_traffic / 2
+        return replace(terms, master=2.0, states=states, fp32_gradient=0.0, update_traffic=traffic)
 
 
 BF16_STATES = Bf16States()

@@ -187,6 +187,8 @@ def suits_script(technique: Technique, script: Script) -> bool:
     """Whether a script can be told of `technique` without a change to it."""
     if technique.shares_sequences or technique.first_differs:  # a script's micro-steps count as equal
         return False
+    if "optim" in technique.trainer_arguments() and keeps_its_optimizer(script.facts.optimizer):
+        return False
     return script.facts.kind == "trainer" or technique.binds_cores or not technique.rank_module
 
 

@@ -68,6 +68,6 @@ def _introduction(workload: Workload, machine: Machine) -> str:
     size = parameters_in_words(workload.model.num_parameters) + said_of_training(workload)
     return (
         f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
-        f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer}, sequence length "
+        f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer_in_words}, sequence length "
         f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
     )

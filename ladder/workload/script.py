@@ -57,6 +57,20 @@ class OwnEngine:
     """The Trainer's that change its kernels."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountedOptimizer:
+    """What a script's own optimizer keeps and computes for each element that it trains."""
+
+    states: float
+    """Bytes of its states where the weights have 32 bits, as DeepSpeed's masters have."""
+    states_of_16_bits: float
+    """The same where the weights have 16."""
+    products: float
+    """Operations of matrix products in its step, as Muon's."""
+    by_shape: bool
+    """What it does depends on a parameter's shape, which ZeRO's flat parts have lost."""
+
+
 _OF_16_BITS: dict[str, Literal["bf16", "fp16"]] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -79,6 +93,8 @@ class ScriptFacts:
     dtype: Literal["bf16", "fp16", "fp32"]
     optimizer: str
     """As transformers names it, or the class of the script's own."""
+    counted: CountedOptimizer | None = None
+    """None where the look could not make it step; it counts as `workload.Workload.optimizer` then."""
     gradient_clipping: float
     longest: int
     """Tokens of the longest sequence, as the model gets it."""
@@ -214,9 +230,9 @@ class Script:
         """The script that `as_dict` was called on, but for what that leaves out."""
         told = dict(values["facts"])
         tuples = {name: tuple(told.get(name, ())) for name in ("overrides", "operators", "program")}
-        generation = Generation(**told["generation"]) if told.get("generation") else None
-        engine = OwnEngine(**told["engine"]) if told.get("engine") else None
-        facts = ScriptFacts(**told | tuples | {"generation": generation, "engine": engine}, model_config_json={})
+        parts: dict[str, type] = {"generation": Generation, "engine": OwnEngine, "counted": CountedOptimizer}
+        made = {name: part(**told[name]) if told.get(name) else None for name, part in parts.items()}
+        facts = ScriptFacts(**told | tuples | made, model_config_json={})
         return cls(command=tuple(values["command"]), facts=facts)
 
 
@@ -244,6 +260,11 @@ def can_be_offloaded(facts: ScriptFacts) -> bool:
 def replaced_by_offload(name: str) -> str:
     """Why the states of an optimizer of this name cannot go to the host."""
     return f"with offload, DeepSpeed's Adam would replace the script's optimizer, {name}"
+
+
+def changed_by_flattening(name: str) -> str:
+    """Why an optimizer of this name cannot have its states divided by ZeRO."""
+    return f"ZeRO flattens what it divides, and the script's optimizer, {name}, would make other steps then"
 
 
 def writing_into(command: Sequence[str], folder: str) -> tuple[str, ...]:

@@ -163,6 +163,18 @@ class Workload:
         """Bytes of a value in the precision of the training."""
         return 4.0 if self.dtype == "fp32" else 2.0
 
+    def state_bytes(self, width: float = 4.0) -> float:
+        """Bytes of the optimizer's states for each trained parameter, of which it has the weight in `width` bytes."""
+        counted = self.script.facts.counted if self.script else None
+        if counted is None:
+            return 0.0 if self.optimizer == "sgd" else 2 * width
+        return counted.states if width == 4.0 else counted.states_of_16_bits
+
+    @property
+    def optimizer_in_words(self) -> str:
+        """As people call it: a script's own by its name."""
+        return self.script.facts.optimizer if self.script and self.script.facts.optimizer else self.optimizer
+
     @property
     def sample_len(self) -> int:
         """Tokens of the longest sample, which may be of several sequences."""

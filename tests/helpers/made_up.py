@@ -27,7 +27,7 @@ class MadeUp(Technique):
         return problem.workload.task == "causal-lm"
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(terms, moment=0.0, compute=terms.compute / 2)
+        return replace(terms, states=0.0, compute=terms.compute / 2)
 
     def environment(self, world_size: int) -> dict[str, str]:
         return {"MADE_UP": str(world_size)}

@@ -446,7 +446,9 @@ def test_the_model_of_a_script_is_planned_for_on_the_command_line_and_in_python(
     ],
     ids=["given", "made by its trainer"],
 )
-def test_a_script_with_an_optimizer_that_offload_would_replace_is_told_so(tmp_path: Path, training: str) -> None:
+def test_a_script_is_told_where_another_optimizer_would_take_the_place_of_its_own(
+    tmp_path: Path, training: str
+) -> None:
     (tmp_path / "own.py").write_text(
         "import torch\n"
         "from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments\n"
@@ -457,7 +459,8 @@ def test_a_script_with_an_optimizer_that_offload_would_replace_is_told_so(tmp_pa
         'arguments = TrainingArguments("out", max_steps=4, bf16=True, report_to="none", use_cpu=True)\n'
         f"{training}"
     )
-    options = ["--gpus", "0", "--nvme-path", ".", "--rung", "zero3+opt-nvme"]
+    options = ["--gpus", "0", "--nvme-path", ".", "--rung", "zero3+opt-nvme", "--rung", "zero2"]
     done = ladder("tune", *options, "--", "own.py", folder=tmp_path)
     assert done.status == 2
+    assert "ZeRO flattens what it divides, and the script's optimizer, Adafactor, would make other steps" in done.errors
     assert "with offload, DeepSpeed's Adam would replace the script's optimizer, Adafactor" in done.errors

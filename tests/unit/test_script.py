@@ -17,12 +17,13 @@ from helpers.values import bundled_workload
 
 from ladder.backends.deepspeed.backend import DEEPSPEED
 from ladder.backends.deepspeed.config import deepspeed_config
-from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.cli.main import _with_script
 from ladder.cli.tune_result import _in_a_training, _speed_of_a_training
 from ladder.emit import best_config, emit_all
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
+from ladder.machine.machine_speed import machine_speed
 from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.answering import answer_of
@@ -46,7 +47,7 @@ from ladder.tuning.verification import _verification
 from ladder.units import GIB
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
-from ladder.workload.script import Script, option_in, told, writing_into
+from ladder.workload.script import CountedOptimizer, Script, option_in, told, writing_into
 from ladder.workload.workload import Workload
 
 
@@ -71,6 +72,31 @@ def test_a_script_reads_the_hub_in_its_trials_as_it_does_by_itself(monkeypatch: 
 
 
 # Its optimizer
+
+H200 = machine_speed("NVIDIA H200", "cuda", 1, 16)
+MUON = CountedOptimizer(states=5.0, states_of_16_bits=2.5, products=51_200.0, by_shape=True)
+
+
+def test_an_optimizer_that_goes_by_shapes_is_not_divided_by_zero_and_counts_as_the_look_saw_it() -> None:
+    script = make_script(optimizer="Muon", counted=MUON)
+    workload = script_workload(script)
+    reasons = {name: DEEPSPEED.obstacle(workload, RUNGS_BY_NAME[name]) for name in ("zero0", "zero1", "zero2", "zero3")}
+    assert [name for name, reason in reasons.items() if "flattens" in reason] == ["zero1", "zero2", "zero3"]
+    assert (workload.state_bytes(), workload.state_bytes(2.0)) == (5.0, 2.5)
+    assert not suits_script(TECHNIQUES["adam-8bit"], script), "it would be told in vain"
+    assert Script.from_dict(json.loads(json.dumps(script.as_dict()))).facts.counted == MUON
+
+
+@pytest.mark.parametrize("rung", ["ddp", "zero0", "fsdp2"])
+def test_what_the_look_counted_of_an_optimizer_is_in_its_memory_and_in_its_seconds(rung: str) -> None:
+    counts = (None, MUON, replace(MUON, states=1.0))
+    adam, muon, small = (script_workload(make_script(optimizer="Own", counted=each)) for each in counts)
+    backend, tried = backend_of(RUNGS_BY_NAME[rung]), make_candidate(rung)
+    states = [backend.moments(each, tried, 1, "cuda")[0].optimizer for each in (adam, muon, small)]
+    assert [states[0] - each for each in states] == [0, 3 * adam.weights.trained, 7 * adam.weights.trained]
+    steps = [backend.step_terms(each, tried, 1, H200).update for each in (adam, muon, small)]
+    assert steps[2] < steps[1], "smaller states are read and written faster"
+    assert steps[0] < steps[1], "products take longer than the states that they spare"
 
 
 @pytest.mark.parametrize(

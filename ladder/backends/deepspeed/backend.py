@@ -15,7 +15,7 @@ from ladder.backends.deepspeed.rungs import NAME, RUNGS
 from ladder.backends.deepspeed.step_terms import step_terms
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
-from ladder.workload.script import can_be_offloaded, replaced_by_offload
+from ladder.workload.script import can_be_offloaded, changed_by_flattening, replaced_by_offload
 from ladder.workload.workload import OptimizerName, Workload
 
 _FLAWS = (
@@ -52,7 +52,7 @@ class DeepSpeed(Backend):
     one_rank_needs_no_stage = True
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
-        """Offload would replace most optimizers by another one.
+        """Offload would replace most optimizers by another one, and ZeRO has one long tensor of many weights.
 
         Quantised parameters cannot be offloaded: a partition is swapped as 16-bit numbers (partition_parameters.py),
         and bitsandbytes keeps what belongs to a packed matrix beside it. In 8 bits that is the whole matrix
@@ -61,6 +61,8 @@ class DeepSpeed(Backend):
         script = workload.script
         if script is not None and rung.offload_optimizer != "none" and not can_be_offloaded(script.facts):
             return replaced_by_offload(script.facts.optimizer)
+        if script is not None and rung.stage > 0 and script.facts.counted and script.facts.counted.by_shape:
+            return changed_by_flattening(script.facts.optimizer)
         if workload.load_in == "8bit" and rung.stage == 3:
             return "stage 3 cannot divide 8-bit weights of bitsandbytes; --load-in 4bit can be divided"
         if workload.load_in is not None and rung.offload_param != "none":

@@ -19,7 +19,7 @@ from dataclasses import replace
 from ladder.backends.activations import Activations, activations_of, offloaded_input, terms_of
 from ladder.backends.base import START, Device, Moment, with_one_dequantised
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.candidates import Candidate, Terms
+from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.workload import Workload
 
@@ -80,7 +80,7 @@ def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activati
     weights, terms = workload.weights, terms_of(workload, candidate, world_size)
     t, width = weights.trained, workload.width
     masters = terms.master if workload.dtype == "fp32" else 0.0
-    rest = Moment("initialisation", weights.bytes_held, 0.0, (_optimizer_bytes(workload, terms) - masters) * t)
+    rest = Moment("initialisation", weights.bytes_held, 0.0, (terms.master + terms.states - masters) * t)
     accumulated = width * t if candidate.accumulation > 1 else 0.0
     reduce_copy = width * min(t, _UNFUSED_BUCKET) if world_size > 1 else 0.0
     return [
@@ -115,7 +115,7 @@ def _moments_stage12(workload: Workload, candidate: Candidate, acts: Activations
         "initialisation",
         weights.bytes_held,
         0.0,
-        0.0 if offload else _optimizer_bytes(workload, terms) * share,
+        0.0 if offload else (terms.master + terms.states) * share,
         buffers=largest if offload else 0.0,
     )
     rest_gradients, at_boundary = 0.0, offload and rung.stage == 1
@@ -174,7 +174,7 @@ def _moments_stage3(workload: Workload, candidate: Candidate, acts: Activations,
         "initialisation",
         weights.bytes_held * (1 / world_size + terms.copied) if rung.offload_param == "none" else 0.0,
         width * share if on_gpu else 0.0,
-        _optimizer_bytes(workload, terms) * share if on_gpu else 0.0,
+        (terms.master + terms.states) * share if on_gpu else 0.0,
         buffers=bucket,
     )
     at_least = model.largest_parameter + knobs["stage3_prefetch_bucket_size"]
@@ -253,11 +253,6 @@ def _backward(
     ]
 
 
-def _optimizer_bytes(workload: Workload, terms: Terms) -> float:
-    """Bytes per parameter: the master weight, and Adam's two moments."""
-    return terms.master if workload.optimizer == "sgd" else terms.master + 2 * terms.moment
-
-
 def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
     """Bytes of host memory that offload needs on all ranks, and the pinned part; derived from the code, within 6 %.
 
@@ -273,14 +268,15 @@ def offloaded(workload: Workload, candidate: Candidate, world_size: int) -> tupl
         return activations * world_size, activations * world_size
     share, held = workload.weights.trained / world_size, workload.weights.bytes_held / world_size
     pageable, pinned = 0.0, activations
-    moments = _optimizer_bytes(workload, terms_of(workload, candidate, world_size)) - 4.0
+    terms = terms_of(workload, candidate, world_size)
+    states = terms.master + terms.states - 4.0
     group = min(share, engine_knobs(workload, candidate.engine, world_size).get("sub_group_size", share))
     if rung.offload_optimizer == "cpu" and rung.stage < 3:
-        pageable += moments * share
+        pageable += states * share
         pinned += 2 * _power_of_two(4 * share) + _power_of_two(width * share)
         pinned += 1.3 * width * share if candidate.accumulation > 1 and rung.stage == 2 else 0.0
     elif rung.offload_optimizer == "cpu":
-        pageable += (4.0 + moments) * share
+        pageable += (4.0 + states) * share
         pinned += _power_of_two(4 * group) * share / group + _power_of_two(width * share)
     elif rung.offload_optimizer == "nvme":
         pinned += 4 * _power_of_two(4 * group) + _power_of_two(width * share)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ladder.backends.activations import offloaded_input, terms_of, usual_block
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
+from ladder.backends.timing import launch_seconds, optimizer_products, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
@@ -111,9 +111,9 @@ def _update_seconds(
 ) -> float:
     """Seconds of the optimizer, and of copying updated parameters to their device.
 
-    On the GPU it reads and writes `update_traffic` bytes per parameter. NVMe moves 30 bytes per parameter (derived:
-    states, master weights and gradients are read, states and master weights written). Measured: if only parameters are
-    offloaded, their update reaches the host at a fiftieth of the bus's speed.
+    On the GPU it reads and writes `update_traffic` bytes per parameter, and the states. NVMe moves 30 bytes per
+    parameter (derived: states, master weights and gradients are read, states and master weights written). Measured: if
+    only parameters are offloaded, their update reaches the host at a fiftieth of the bus's speed.
     """
     rung, share = candidate.engine.rung, workload.weights.trained / world_size
     back, hooks = (
@@ -122,7 +122,8 @@ def _update_seconds(
     )
     if rung.offload_optimizer == "none":
         owned = share if rung.stage > 0 else share * world_size
-        update = terms.update_traffic * owned / machine.device_bytes
+        update = (terms.update_traffic + 2 * terms.states) * owned / machine.device_bytes
+        update += optimizer_products(workload, machine)
         return hooks + update + (50 * back if rung.offload_param == "cpu" else 0.0)
     if rung.offload_optimizer == "cpu":
         return hooks + share * world_size / machine.cpu_adam_parameters + back

@@ -51,7 +51,7 @@ def _replicated(workload: Workload, candidate: Candidate, acts: Activations, wor
     t, width = _in_32_bits(weights), 2.0 if workload.trains_16_bits else 4.0
     autocasts = width > workload.width
     buckets = width * t if world_size > 1 else 0.0
-    moments = _optimizer_bytes(workload) * t * width / 4
+    moments = workload.state_bytes(width) * t
     rest = Moment("initialisation", weights_bytes(workload, width), 0.0, moments, buffers=buckets)
     accumulated = width * t if candidate.accumulation > 1 else 0.0
     copy = terms.weight_copy
@@ -80,9 +80,7 @@ def _sharded(workload: Workload, candidate: Candidate, acts: Activations, world_
     weights, rung = workload.weights, candidate.engine.rung
     t, n = _in_32_bits(weights), terms_of(workload, candidate, world_size).owners or world_size
     on_gpu = 0.0 if rung.offload_param == "cpu" else 1.0
-    rest = Moment(
-        "initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * _optimizer_bytes(workload) * t / n
-    )
+    rest = Moment("initialisation", on_gpu * weights_bytes(workload) / n, 0.0, on_gpu * workload.state_bytes() * t / n)
     live, buffers = _gathered(workload, keeps=rung.stage == 2, alone=world_size == 1)
     accumulated = workload.width * t if candidate.accumulation > 1 else 0.0
     held = replace(rest, gradients=accumulated, buffers=buffers)
@@ -160,11 +158,6 @@ def _in_32_bits(weights: Weights) -> float:
     return weights.trained - weights.copied / 2
 
 
-def _optimizer_bytes(workload: Workload) -> float:
-    """Bytes per trained parameter: Adam's two moments."""
-    return 0.0 if workload.optimizer == "sgd" else 8.0
-
-
 def _autocast_bytes(workload: Workload, candidate: Candidate, world_size: int) -> float:
     """Bytes that all blocks save more than `activations_of` says; inputs of checkpointed blocks are in fp32 too.
 
@@ -192,4 +185,4 @@ def on_host(workload: Workload, candidate: Candidate, world_size: int) -> tuple[
         return reading, 0.0
     trained = _in_32_bits(workload.weights)
     pinned = weights_bytes(workload) + 4.0 * trained
-    return max(reading, pinned + _optimizer_bytes(workload) * trained), pinned
+    return max(reading, pinned + workload.state_bytes() * trained), pinned

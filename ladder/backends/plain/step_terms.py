@@ -7,7 +7,7 @@ from dataclasses import replace
 from ladder.backends.activations import terms_of
 from ladder.backends.base import StepTerms
 from ladder.backends.plain.moments import weights_bytes
-from ladder.backends.timing import ELEMENT_WISE, launch_seconds, ramp_seconds, token_seconds
+from ladder.backends.timing import ELEMENT_WISE, launch_seconds, optimizer_products, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.workload.workload import Workload
@@ -25,9 +25,9 @@ longer (benchmarks/results/runs)."""
 _IN_FP32 = 2.6
 """Seconds of experts under autocast over those with 16-bit weights: transformers' grouped product is none of the
 operations that autocast casts, so it computes in fp32. Measured with a mixture of experts of 3B on one H200."""
-_OF_UPDATE = 28.0
-"""Bytes per parameter that fused AdamW in fp32 reads and writes, with the gradient norm. Derived: weight, gradient and
-two moments are read, three of them written."""
+_OF_UPDATE = 3.0
+"""How often an optimizer step reads or writes what a weight takes, beside the states, which it reads and writes.
+Derived: weight and gradient are read, the weight is written."""
 _OF_A_CAST, _OF_A_COPY = 6.0, 4.0
 """Bytes per parameter to read in 32 bits and write in 16, and to copy what was gathered in 16 bits to its place.
 Derived."""
@@ -60,7 +60,9 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     passes = {0: 0.0, 2: 1.0, 3: 2.0}[rung.stage]
     gather = weights.bytes_held * over_links * passes
     share = weights.trained / (owners if rung.stage > 0 else 1)
-    update = _OF_UPDATE * (0.5 if narrow else 1.0) * share / machine.device_bytes
+    held = 2.0 if narrow else 4.0
+    update = (_OF_UPDATE * held + 2 * workload.state_bytes(held)) * share / machine.device_bytes
+    update += optimizer_products(workload, machine)
     if rung.offload_param == "cpu":
         gather += 2 * weights_bytes(workload) / world_size / machine.pcie_bytes
         update = weights.trained / machine.cpu_adam_parameters + 4.0 * share / machine.pcie_bytes

@@ -19,6 +19,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.facts import engine_facts, length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
+from ladder.trial.script.optimizer_count import counted_optimizer
 from ladder.trial.script.planned import require_planned_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.techniques import precision_of
@@ -176,6 +177,7 @@ def _facts_of_accelerate(accelerator: Any, model: Any, loader: DataLoader[Any], 
         accumulation=_accumulation_of(accelerator),
         dtype=precision if precision in ("bf16", "fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else "",
+        counted=counted_optimizer(optimizer),
         engine=_engine_of(accelerator, model),
         schedule_steps=length_of_schedule(_schedule_in(things)),
         overrides=("its DeepSpeed plugin",) if own.get("deepspeed_plugin") else (),

@@ -15,6 +15,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.facts import engine_facts, length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
+from ladder.trial.script.optimizer_count import counted_optimizer
 from ladder.trial.script.planned import require_planned_loop
 from ladder.trial.script.samples import rebatched
 from ladder.trial.wrapping import wrap
@@ -139,6 +140,7 @@ def _facts_of_deepspeed(given: dict[str, Any], own: dict[str, Any], loader: Data
         global_batch=None if own.get("gradient_accumulation_steps") else own.get("train_batch_size"),
         dtype="bf16" if enabled("bf16") else "fp16" if enabled("fp16") else "fp32",
         optimizer=type(optimizer).__name__ if optimizer is not None else named,
+        counted=counted_optimizer(optimizer),
         engine=engine_facts(given["model"], own),
         schedule_steps=length_of_schedule(given.get("lr_scheduler"))
         or own.get("scheduler", {}).get("params", {}).get("total_num_steps"),

@@ -15,6 +15,7 @@ from transformers import Trainer
 from ladder.trial.script import generating
 from ladder.trial.script.facts import engine_facts, length_of_schedule, model_facts
 from ladder.trial.script.hold import NotTakenHoldOfError
+from ladder.trial.script.optimizer_count import counted_optimizer
 from ladder.trial.script.samples import Samples, require_batch_size, shape_of
 from ladder.workload.script import OwnEngine, ScriptFacts
 
@@ -31,7 +32,6 @@ def trainer_facts(trainer: Trainer) -> ScriptFacts:
         micro_batch=own["per_device_train_batch_size"],
         accumulation=own["gradient_accumulation_steps"],
         dtype="bf16" if own["bf16"] else "fp16" if own["fp16"] else "fp32",
-        optimizer=_optimizer_of(trainer, own),
         engine=_engine_of(trainer, own),
         uses_cpu=own["use_cpu"],
         gradient_clipping=float(own["max_grad_norm"]),
@@ -39,6 +39,7 @@ def trainer_facts(trainer: Trainer) -> ScriptFacts:
         evaluates=trainer.eval_dataset is not None and (own["do_eval"] or str(own["eval_strategy"]) != "no"),
         checkpoints=str(getattr(own["save_strategy"], "value", own["save_strategy"])) != "no",
         overrides=tuple(_overrides(own)),
+        **_optimizer_of(trainer, own),
     )
 
 
@@ -52,29 +53,25 @@ def _engine_of(trainer: Trainer, own: dict[str, Any]) -> OwnEngine | None:
     return replace(found, checkpointing=bool(checkpoints))
 
 
-def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> str:
-    """The name in its arguments, or the class of what the script gives to its Trainer or lets it make."""
-    if trainer.optimizer is not None:
-        return type(trainer.optimizer).__name__
-    if trainer.optimizer_cls_and_kwargs is not None:
-        return str(trainer.optimizer_cls_and_kwargs[0].__name__)
+def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
+    """What it is called, by the arguments or by the class of the script's own, and what was counted of it."""
     named = str(getattr(own["optim"], "value", own["optim"]))
-    if not any(_has_its_own(trainer, name) for name in _MAKERS):
-        return named
+    makes = [name for name in _MAKERS if getattr_static(trainer, name, None) is not getattr_static(Trainer, name, None)]
+    is_own = bool(makes) or trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
     try:
-        made = type(trainer.create_optimizer())
         usual, _ = Trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+        if trainer.optimizer is None and _BOTH in makes:
+            trainer.create_optimizer_and_scheduler(num_training_steps=1)
+        made = trainer.optimizer or trainer.create_optimizer()
     except Exception:  # here its model is on the CPU, which some optimizers refuse
-        return f"that of {type(trainer).__name__}"
-    return named if made is usual else made.__name__
+        return {"optimizer": f"that of {type(trainer).__name__}" if is_own else named}
+    counts = counted_optimizer(made)
+    return {"optimizer": type(made).__name__ if is_own and type(made) is not usual else named, "counted": counts}
 
 
-_MAKERS = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+_BOTH = "create_optimizer_and_scheduler"
+_MAKERS = ("create_optimizer", _BOTH, "get_optimizer_cls_and_kwargs")
 """Methods of the Trainer by which a script makes an optimizer of its own."""
-
-
-def _has_its_own(trainer: Trainer, method: str) -> bool:
-    return getattr_static(trainer, method, None) is not getattr_static(Trainer, method, None)
 
 
 def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
