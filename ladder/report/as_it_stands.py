@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ladder.events.outcome import Record
 from ladder.report.first_fit import compared as with_the_recipe
 from ladder.search.policy import faster_without_deepspeed
-from ladder.search.space import Space, as_it_stands, measured
+from ladder.search.space import Space, as_it_stands, cautions_of, measured, ranking
 
 _AS_FAST = 1.03
 """Speeds that differ by less than this factor count as equal. Chosen: a promise holds within it."""
@@ -39,4 +39,17 @@ def compared_without_deepspeed(space: Space, records: Sequence[Record], best: Re
     plain = faster_without_deepspeed(records, space.tolerance)
     if plain is None or plain == best or as_it_stands(space, records) is None:
         return None
-    return compared(space, records, plain)
+    return " ".join(filter(None, (compared(space, records, plain), _with_masters(space, records, plain))))
+
+
+def _with_masters(space: Space, records: Sequence[Record], plain: Record) -> str:
+    """The fastest that fits and keeps fp32 weights, beside an answer that trains 16-bit ones as the script does."""
+    if not space.workload.trains_16_bits or not cautions_of(plain, space):
+        return ""
+    kept = next((each for each in ranking(records) if not cautions_of(each, space)), None)
+    if kept is None:
+        return "Nothing that keeps an fp32 copy of the weights was tried and fits."
+    speed = kept.tokens_per_second or 0.0
+    return (
+        f"The fastest that keeps an fp32 copy of the weights: {kept.candidate_key}, {speed:,.0f} tokens/s in its trial."
+    )

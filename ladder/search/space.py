@@ -301,9 +301,14 @@ def fastest(records: Sequence[Record]) -> Record | None:
 
 def warnings_of(record: Record, space: Space) -> tuple[str, ...]:
     """The warnings of `record`, and the cautions of its candidate's backend and techniques."""
+    return (*cautions_of(record, space), *record.warnings)
+
+
+def cautions_of(record: Record, space: Space) -> tuple[str, ...]:
+    """What the backend and the techniques of its candidate change of the numerics, or risk."""
     engine = space.by_key[record.candidate_key].engine
     own = backend_of(engine.rung).caution(space.workload, engine.rung)
-    return (*([own] if own else []), *engine.cautions, *record.warnings)
+    return (*([own] if own else []), *engine.cautions)
 
 
 def proven(records: Sequence[Record]) -> dict[str, Record]:

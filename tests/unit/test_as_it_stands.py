@@ -86,6 +86,19 @@ def test_the_answer_without_deepspeed_is_compared_with_the_script_too() -> None:
     assert compared_without_deepspeed(space, [best, plain], best) is None
 
 
+def test_the_fastest_with_an_fp32_copy_stands_beside_an_answer_that_trains_16_bit_weights() -> None:
+    space = space_with(OwnEngine(), trains_16_bits=True)
+    own = make_record(there(space.own), "fits", tokens_per_second=50.0)
+    plain = make_record(space.named("ddp ckpt=off mb=2"), tokens_per_second=150.0, purpose="proof", trial="0003")
+    said = compared_without_deepspeed(space, [own, plain], None) or ""
+    assert said.endswith("Nothing that keeps an fp32 copy of the weights was tried and fits.")
+    kept = make_record(space.named("fsdp2+no-reshard ckpt=off mb=4"), tokens_per_second=90.0, trial="0004")
+    slower = make_record(space.named("zero2 ckpt=off mb=4"), tokens_per_second=80.0, trial="0005")
+    said = compared_without_deepspeed(space, [own, slower, kept, plain], None) or ""
+    kept_copy = "The fastest that keeps an fp32 copy of the weights: fsdp2+no-reshard ckpt=off mb=4, 90 tokens/s"
+    assert said.endswith(f"{kept_copy} in its trial.")
+
+
 def test_without_a_script_s_own_trial_the_answer_is_compared_with_the_documented_recipe() -> None:
     space = space_with(OwnEngine())
     best = make_record(space.named("zero2 ckpt=off mb=4"), tokens_per_second=100.0, purpose="proof")
