@@ -107,17 +107,18 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
         moved_by_loss=_MOVED_BY_LOSS if wide else _MOVED_BY_A_NARROW_LOSS,
         states=workload.state_bytes(),
         fp32_gradient=0.0 if workload.dtype == "fp32" else 4.0,
-        launches=_launches(model, block),
+        launches=_launches(model, block, workload.seq_len),
     )
     for technique in techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
     return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload, block)
 
 
-def _launches(model: ModelShape, block: CountedBlock) -> float:
+def _launches(model: ModelShape, block: CountedBlock, length: int) -> float:
     """Host work of a block over that for a Llama block; what experts add, `launch_seconds` knows."""
     own = _LAUNCHES_FROM_PYTHON * block.from_python
     kernels = _USUAL_KERNELS if model.num_experts > 1 and not own else block.kernels - block.from_python
+    kernels += block.kernels_by_length * length
     return _LAUNCHES_BESIDE + _LAUNCHES_OF_A_KERNEL * kernels + own
 
 
@@ -127,10 +128,10 @@ def has_wide_loss(workload: Workload) -> bool:
 
 
 def in_32_bits(model: ModelShape, block: CountedBlock) -> CountedBlock:
-    """What `block` does in fp32, where a value takes twice the bytes that it was counted with."""
+    """What `block` does in fp32, where a value takes twice the bytes that it was counted with, but for a state's."""
     return replace(
         block,
-        kept=2 * block.kept,
+        kept=block.kept_in_32_bits or 2 * block.kept,
         kept_by_length=2 * block.kept_by_length + _scores_in_32_bits(model, block),
         kept_for_weights=2 * block.kept_for_weights,
         moved=2 * block.moved,

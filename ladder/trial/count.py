@@ -30,7 +30,15 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ladder.trial.count_block import Blocks, counted_blocks, kept_under_autocast, of_step
+from ladder.trial.count_block import (
+    Blocks,
+    counted_blocks,
+    kept_in_32_bits,
+    kept_under_autocast,
+    of_step,
+    settled_length,
+    tried_length,
+)
 from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
 from ladder.trial.count_modules import Row, add_adapters, add_asked_adapters, compacted, name_what_they_read, rows_of
 from ladder.trial.count_structure import (
@@ -87,14 +95,11 @@ def counted(
     sizes = _sizes(model, config, shares)
     reply: dict[str, Any] = {"tasks": tasks, "sizes": sizes}
     rows = rows_of(model, {name for name, _ in text_modules(model)}, blocks_of(model), shares)
-    if sizes["is_recurrent"]:  # such code may go from token to token in Python
-        reply["uncounted"] = "recurrent"
-    else:
-        try:
-            with at_most(_SECONDS):
-                _count_blocks(build, sizes, rows, config, replacing)
-        except (Exception, TooLong) as error:  # whatever its code raises
-            reply["uncounted"] = f"{type(error).__name__}: {error}"
+    try:
+        with at_most(_SECONDS):
+            _count_blocks(build, sizes, rows, config, replacing)
+    except (Exception, TooLong) as error:  # whatever its code raises
+        reply["uncounted"] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(Exception):  # peft may refuse a model, and trials say so where adapters are asked for
         add_adapters(rows, model)
     if lora is not None:
@@ -154,15 +159,19 @@ class Ran(NamedTuple):
 def _of_blocks(build: Callable[..., Ran], sizes: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
     """What blocks do, as fields of ModelShape. What they read is added to `rows`."""
     depth, positions, made_for = (sizes[name] for name in ("num_layers", "max_positions", "made_for"))
-    ran = build()
-    known = positions or made_for
-    plain = counted_blocks(*ran, depth, known)
+    ran, has_state, length = build(), sizes["is_recurrent"], tried_length(positions or made_for)
+    if has_state:
+        length = settled_length(*ran, length)
+    plain = counted_blocks(*ran, depth, length, has_state=has_state)
     name_what_they_read(rows, ran.model, plain.inputs)
     if _breaks_beyond(ran, made_for):
         positions, made_for = made_for, None
     found: dict[str, Any] = {"has_wide_loss": plain.has_wide_loss, "max_positions": positions, "made_for": made_for}
-    wide = kept_under_autocast(*build(torch.float32), depth, known, by_length=_grows(plain.of_a_layer))
+    grows = _grows(plain.of_a_layer) and not has_state
+    wide = kept_under_autocast(*build(torch.float32), depth, length, by_length=grows)
     found["block"] = plain.of_a_layer | wide
+    if has_state:
+        found["block"] |= kept_in_32_bits(*build(torch.float32), depth, length)
     return found
 
 
@@ -173,12 +182,15 @@ def _with_technique(
     ran, in_32_bits = build(), build(torch.float32)
     if not (technique.stand_in(ran.model) and technique.stand_in(in_32_bits.model)):
         return None
-    depth, known = sizes["num_layers"], sizes["max_positions"] or sizes["made_for"]
-    grows = _grows(sizes["block"])
+    depth, length = sizes["num_layers"], tried_length(sizes["max_positions"] or sizes["made_for"])
+    has_state = sizes["is_recurrent"]
+    if has_state:
+        length = settled_length(*ran, length)
+    grows = _grows(sizes["block"]) and not has_state
     own: dict[str, float] = sizes["block"]
     try:
-        block = counted_blocks(*ran, depth, known, by_length=grows).of_a_layer
-        return block | kept_under_autocast(*in_32_bits, depth, known, by_length=grows)
+        block = counted_blocks(*ran, depth, length, by_length=grows, has_state=has_state).of_a_layer
+        return block | kept_under_autocast(*in_32_bits, depth, length, by_length=grows)
     except UnknownKernelError:  # its experts, for example: then it is taken to keep what the model itself does
         return own
 

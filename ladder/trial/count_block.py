@@ -16,6 +16,9 @@ from ladder.trial.count_modules import packs
 
 _LONGEST = 2048
 """Tokens of the longer of two sequences; the other has half. Chosen: longer than most windows of attention."""
+_FIRST_TRIED, _SETTLED = 32, 0.02
+"""Tokens of the first sequence of a model with a state, and by which share its tokens may differ from those of one of
+half its length. Chosen: chunks of the usual 64 to 256 tokens are then filled, and a state of its own is little."""
 
 
 class Step(NamedTuple):
@@ -52,20 +55,42 @@ class CountedBlocks(NamedTuple):
     """The loss is computed in 32 bits."""
 
 
-def counted_blocks(
-    model: PreTrainedModel, blocks: Blocks, layers: int, positions: int | None, *, by_length: bool = True
-) -> CountedBlocks:
-    """What `blocks`, which are those of `model`, do in each of so many layers.
+def tried_length(positions: int | None) -> int:
+    """Tokens of the longer sequence that is run, of a model that tells so many `positions` apart, or any number."""
+    return min(positions or _LONGEST, _LONGEST)
 
-    `model` tells so many `positions` apart, or any number. It has weights of 16 bits on the meta device, which are
-    frozen afterwards. Without `by_length`, nothing grows with the sequence. Raises what its code raises without values
-    to read, and ValueError for a result that cannot be true.
+
+def settled_length(model: PreTrainedModel, blocks: Blocks, longest: int) -> int:
+    """The same for a model with layers that have a state: as few tokens as tell what a further one keeps.
+
+    Some compute whole chunks, and others go from token to token in Python, so that many tokens take long.
     """
-    length = min(positions or _LONGEST, _LONGEST)
+    model.train()
+    length, before = _FIRST_TRIED, 0.0
+    while length < longest:
+        kept = _of_a_sequence(model, blocks, length, backward=False).kept / length
+        if abs(kept - before) <= _SETTLED * kept:
+            return length
+        length, before = 2 * length, kept
+    return longest
+
+
+def counted_blocks(
+    model: PreTrainedModel, blocks: Blocks, layers: int, length: int, *, by_length: bool = True, has_state: bool = False
+) -> CountedBlocks:
+    """What `blocks`, which are those of `model`, do in each of so many layers, in sequences of up to `length` tokens.
+
+    `model` has weights of 16 bits on the meta device, which are frozen afterwards. Without `by_length`, nothing grows
+    with the sequence; if it `has_state`, what is kept does not. Raises what its code raises without values to read, and
+    ValueError for a result that cannot be true.
+    """
     model.train()
     losses: set[torch.dtype] = set()
     longer = _of_a_sequence(model, blocks, length, losses=losses)
-    shorter = _of_a_sequence(model, blocks, length // 2) if by_length else _half(longer)
+    shorter = _of_a_sequence(model, blocks, length // 2) if by_length or has_state else _half(longer)
+    if has_state:  # what a sequence has once, as its state, is little
+        most = {name: min(getattr(shorter, name), getattr(longer, name) / 2) for name in ("moved", "flops_32")}
+        shorter = shorter._replace(kept=longer.kept / 2, **most)
     model.requires_grad_(False)
     model.enable_input_require_grads()
     inputs: Inputs = {}
@@ -75,11 +100,15 @@ def counted_blocks(
     if min(kept, moved) <= 0:
         raise ValueError(f"{kept:.0f} bytes kept and {moved:.0f} moved for a token")
     of_all = {"kept": kept, "kept_by_length": kept_more, "moved": moved, "moved_by_length": moved_more}
+    of_all["kernels"] = longer.kernels
+    if has_state:
+        kernels_more = (longer.kernels - shorter.kernels) / (length - length // 2)
+        of_all |= {"kernels": longer.kernels - kernels_more * length, "kernels_by_length": kernels_more}
     flops, flops_more = _line(longer.flops_32, shorter.flops_32, length)
     of_all |= {"flops_32": flops, "flops_32_by_length": flops_more, "masked": longer.masked / length}
     of_all["biased_by_length"] = longer.biased / length**2
-    of_all |= {"kept_for_weights": (longer.kept - frozen.kept) / length, "kernels": longer.kernels}
     of_all |= {
+        "kept_for_weights": (longer.kept - frozen.kept) / length,
         "from_python": longer.from_python,
         "tensors": sum(times for block, times in blocks.items() for _ in block.parameters()),
     }
@@ -87,14 +116,13 @@ def counted_blocks(
 
 
 def kept_under_autocast(
-    model: PreTrainedModel, blocks: Blocks, layers: int, positions: int | None, *, by_length: bool
+    model: PreTrainedModel, blocks: Blocks, layers: int, length: int, *, by_length: bool
 ) -> dict[str, float]:
     """Bytes that a layer of `model`, with weights of 32 bits on the meta device, keeps of a token under autocast.
 
     As fields of `CountedBlock`: those of any sequence, and those more for each token of its sequence; and the same
     where all weights are frozen and its linear layers stand for packed ones. `model` is changed so.
     """
-    length = min(positions or _LONGEST, _LONGEST)
     model.train()
 
     def kept(name: str) -> dict[str, float]:
@@ -112,6 +140,13 @@ def kept_under_autocast(
         if module is not model.get_output_embeddings() and packs(module):
             module.register_forward_hook(_in_the_type_of_its_input)
     return trained | kept("kept_beside_packed")
+
+
+def kept_in_32_bits(model: PreTrainedModel, blocks: Blocks, layers: int, length: int) -> dict[str, float]:
+    """The same without autocast, as a field of `CountedBlock`: a state has 32 bits in any case."""
+    model.train()
+    kept = _of_a_sequence(model, blocks, length, backward=False).kept
+    return {"kept_in_32_bits": kept / length / layers}
 
 
 def _in_the_type_of_its_input(_: nn.Module, called_with: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -86,9 +86,11 @@ def shape_from_sizes(sizes: Mapping[str, Any], *, note: str = "", **own: Any) ->
     sizes = dict(sizes)
     block, others = sizes.pop("block", None), sizes.pop("blocks_with", {})
     model_type = own["config"]["model_type"]
-    if sizes.pop("is_recurrent"):
-        note = f"{note} {shorten(model_type)} has layers with a state, whose memory is first predicted as if they were "
-        note += "attention; trials measure it."
+    if sizes.pop("is_recurrent") and block is not None:
+        note = (
+            f"{note} {shorten(model_type)} has layers with a state: predictions are for transformers' own code, which "
+        )
+        note += "keeps far more for backward than kernels of mamba-ssm and the like; trials measure it."
     elif block is None:
         note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
         note += "first predicted as a usual layer's; trials measure them."

@@ -52,6 +52,8 @@ class CountedBlock:
     """Scores of attention with a bias that is trained, for each token of the sequence."""
     kernels: float
     """Kernels, forward and backward, of any number of tokens; without those of attention."""
+    kernels_by_length: float = 0.0
+    """Kernels more for each token of the sequence, where layers have a state and Python goes from token to token."""
     from_python: float = 0.0
     """Kernels of these that Python starts one by one, as Triton's."""
     tensors: float
@@ -59,6 +61,8 @@ class CountedBlock:
     kept_wide: float = 0.0
     """As `kept`, with weights of 32 bits under autocast."""
     kept_wide_by_length: float = 0.0
+    kept_in_32_bits: float = 0.0
+    """As `kept`, with weights of 32 bits and without autocast, where a state has these anyway; 0: twice as much."""
     kept_beside_packed: float = 0.0
     """As `kept_wide`, where all weights are frozen and bitsandbytes packs the linear layers."""
     kept_beside_packed_by_length: float = 0.0

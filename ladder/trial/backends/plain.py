@@ -147,7 +147,8 @@ def _allow_on_cpu(spec: TrialSpec) -> None:
         plugin = options.get("fsdp_plugin")
         if plugin is None or state.distributed_type != DistributedType.MULTI_CPU:
             return
-        plugin.set_mixed_precision(state._mixed_precision)
+        if state._mixed_precision != "no":  # as accelerate has it on GPUs
+            plugin.set_mixed_precision(state._mixed_precision)
         state.fsdp_plugin = plugin
         state.distributed_type = DistributedType.FSDP
         PartialState().distributed_type = DistributedType.FSDP  # every further look at the state takes it from there
