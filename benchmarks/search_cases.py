@@ -61,7 +61,7 @@ class Case:
     rungs: tuple[Rung, ...]
 
     def launcher(self) -> Launcher:
-        return SimulatedLauncher(self.simulated)
+        return SimulatedLauncher(self.simulated, model=self.workload.model)
 
     @cached_property
     def physics(self) -> Physics:

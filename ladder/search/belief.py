@@ -164,11 +164,10 @@ class Outlook:
     def ceilings(self) -> tuple[Outlook, ...]:
         """What it cannot exceed: itself with less work (`plainer`), on engines that were measured.
 
-        None once its own engine is measured: what it does here says more than what it should do. None where only a
-        part of the weights is trained: the work that offload adds is then too little to tell engines apart.
+        None once its own engine is measured: what it does here says more than what it should do.
         """
         known = self.belief.known_engines
-        if self.candidate.engine in self.belief.measured_engines or not self.workload.weights.is_whole:
+        if self.candidate.engine in self.belief.measured_engines:
             return ()
         others = plainer(self.candidate, self.belief.space.world_size)
         return tuple(self.belief.outlook(each) for each in others if each.engine in known)
