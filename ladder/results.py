@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder.backends.registry import is_main
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
@@ -121,15 +122,18 @@ class Tuned:
         return "the tune is still running" if self.running else "start the same tune again to continue it"
 
     def deepspeed_config(self) -> dict[str, Any]:
-        """The configuration for `deepspeed.initialize(config=…)`."""
+        """The configuration for `deepspeed.initialize(config=…)`; UsageError for an answer without DeepSpeed."""
+        if not is_main(self.best.candidate.engine.rung):
+            raise UsageError(f"{self.best.candidate.key} trains without DeepSpeed; use training_arguments().")
         return {key: value for key, value in best_config(self.best).items() if key != SECTION}
 
     def training_arguments(self) -> dict[str, Any]:
         """Arguments to add to your own: `transformers.TrainingArguments(output_dir, **…)`."""
-        return trainer_arguments(self.best, Path("best_config.json")) | {"deepspeed": self.deepspeed_config()}
+        arguments = trainer_arguments(self.best, Path("best_config.json"))
+        return arguments | ({"deepspeed": self.deepspeed_config()} if "deepspeed" in arguments else {})
 
     def __repr__(self) -> str:
-        answer = self.output.answer
+        answer = self.output.answer or self.output.plain
         if answer is None:
             return f"<Tuned: nothing proven to fit; {'still running' if self.running else self.output.result.stopped}>"
         memory = f"{format_bytes(answer.measurement.peak_device)} of {format_bytes(answer.memory_limit)}"

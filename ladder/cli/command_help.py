@@ -1,8 +1,9 @@
-"""The help of a command: its options in panels, with nothing cut off at any width."""
+"""What a command says of its options: help in panels, with nothing cut off at any width, and what `ladder.yaml` sets."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 from typer.core import TyperCommand
@@ -14,8 +15,18 @@ _NAMES_WIDTH = 30
 class PanelledCommand(TyperCommand):
     """A command whose help shows long names and texts such as `[default: 128]` in full.
 
-    typer's own help treats square brackets as rich's markup, and cuts long names at 80 columns.
+    typer's own help treats square brackets as rich's markup, and cuts long names at 80 columns. Before it runs, it says
+    which options come from the file of defaults.
     """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, whose options are valid."""
+        sources = {each: ctx.get_parameter_source(each.name) for each in self.params}
+        from_file = [each for each, source in sources.items() if source is not None and source.name == "DEFAULT_MAP"]
+        if from_file and not ctx.params.get("quiet"):
+            said = ", ".join(f"{max(each.opts, key=len)} {ctx.default_map[each.name]}" for each in from_file)
+            print(f"ladder.yaml sets {said} for ladder {ctx.info_name}.", file=sys.stderr)
+        return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help on stdout."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from arguments import stubs
+from helpers import there
 from helpers.tunes import on_paper
 from helpers.values import PAPER
 
@@ -237,6 +238,20 @@ def test_a_run_that_is_loaded_has_the_result_of_its_tune(tuned: ladder.Tuned, tm
     assert loaded.report == tuned.report
     with pytest.raises(ladder.UsageError, match="is not a run folder"):
         ladder.load_run(tmp_path)
+
+
+def test_an_answer_without_deepspeed_is_loaded_as_its_tune_told_it_and_has_no_configuration_of_deepspeed(
+    tmp_path: Path,
+) -> None:
+    tuned = on_paper(tmp_path, "llama-3.2-1b", gpus=2, backend="torch")
+    loaded = ladder.load_run(tuned.output.run_dir)
+    assert (tuned.output.answer, loaded.output.answer) == (None, None)
+    assert repr(loaded) == repr(tuned) != ""
+    assert there(loaded.plain).candidate == tuned.best.candidate == loaded.best.candidate
+    assert "deepspeed" not in loaded.training_arguments()
+    assert loaded.training_arguments() == tuned.training_arguments()
+    with pytest.raises(UsageError, match="trains without DeepSpeed"):
+        loaded.deepspeed_config()
 
 
 def test_a_run_can_be_loaded_while_its_tune_goes_on(tmp_path: Path) -> None:

@@ -41,6 +41,15 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
     assert planned(capsys, "--gpus", "8")["gpus"] == 8
 
 
+def test_what_the_file_sets_is_said_first_but_for_what_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "ladder.yaml").write_text("plan: {gpus: 4, gpu-memory: 40GiB}\n")
+    for typed, said in (((), "--gpus 4, --gpu-memory 40GiB"), (("--gpus=2",), "--gpu-memory 40GiB")):
+        assert main(["plan", "llama-2-7b", "--format", "json", *typed]) == 0
+        assert capsys.readouterr().err.splitlines()[0] == f"ladder.yaml sets {said} for ladder plan."
+    assert main(["plan", "llama-2-7b", "--gpus", "2", "--gpu-memory", "8GiB"]) == 0
+    assert "ladder.yaml" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
