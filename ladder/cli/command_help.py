@@ -1,4 +1,4 @@
-"""What a command says of its options: help in panels, with nothing cut off at any width, and what `ladder.yaml` sets."""
+"""What a command says of its options: help in panels, with nothing cut off at any width, and `ladder.yaml`."""
 
 from __future__ import annotations
 
