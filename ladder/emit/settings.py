@@ -15,6 +15,7 @@ from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import GIB
 from ladder.workload.lora import Lora
+from ladder.workload.script import keeps_its_optimizer
 from ladder.workload.workload import OptimizerName, Source
 
 YOUR_MODEL = "your model"
@@ -30,7 +31,8 @@ class Settings(EmittedTraining):
     shape: str
     """The model that was tuned, as the user named it."""
     seq_len: int
-    optimizer: OptimizerName
+    optimizer: OptimizerName | None
+    """None for a script's own, which no file names."""
     gradient_clipping: float
     micro_batch: int
     checkpoint_every: int
@@ -82,7 +84,7 @@ def settings_of(source: Answer | Settings) -> Settings:
         shape=workload.model.name,
         seq_len=workload.seq_len,
         dtype=workload.dtype,
-        optimizer=workload.optimizer,
+        optimizer=None if workload.keeps_optimizer else workload.optimizer,
         gradient_clipping=workload.gradient_clipping,
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
@@ -117,7 +119,7 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         shape=name,
         seq_len=workload["seq_len"],
         dtype=workload["dtype"],
-        optimizer=workload["optimizer"],
+        optimizer=None if keeps_its_optimizer(**_of_script(section)) else workload["optimizer"],
         gradient_clipping=workload["gradient_clipping"],
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
@@ -139,6 +141,12 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         freeze=tuple(workload.get("freeze", ())),
         completions=section.get("script", {}).get("generation_batch_size"),
     )
+
+
+def _of_script(section: Mapping[str, Any]) -> dict[str, str]:
+    """Its kind, and the name of its optimizer; of a model, those of the usual one."""
+    script = section.get("script", {})
+    return {"kind": script.get("kind", ""), "optimizer": script.get("optimizer", "")}
 
 
 def _loadable(name: str, source: Source, folder: str | None) -> str:

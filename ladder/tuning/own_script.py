@@ -187,7 +187,8 @@ def suits_script(technique: Technique, script: Script) -> bool:
     """Whether a script can be told of `technique` without a change to it."""
     if technique.shares_sequences or technique.first_differs:  # a script's micro-steps count as equal
         return False
-    if "optim" in technique.trainer_arguments() and keeps_its_optimizer(script.facts.optimizer):
+    kind, optimizer = script.facts.kind, script.facts.optimizer
+    if "optim" in technique.trainer_arguments() and keeps_its_optimizer(kind, optimizer):
         return False
     return script.facts.kind == "trainer" or technique.binds_cores or not technique.rank_module
 
@@ -230,7 +231,7 @@ def script_arguments(
         shape=workload.model.name,
         seq_len=workload.seq_len,
         dtype=workload.dtype,
-        optimizer=workload.optimizer,
+        optimizer=None if workload.keeps_optimizer else workload.optimizer,
         gradient_clipping=workload.gradient_clipping,
         micro_batch=candidate.micro_batch,
         accumulation=deepspeed["gradient_accumulation_steps"],
@@ -246,11 +247,7 @@ def script_arguments(
         completions=workload.completions(machine.world_size),
         warnings=(),
     )
-    arguments = arguments_in_place(settings, deepspeed)
-    script = workload.script
-    if script is not None and keeps_its_optimizer(script.facts.optimizer):
-        arguments.pop("optim", None)
-    return arguments
+    return arguments_in_place(settings, deepspeed)
 
 
 def with_preparation(deadlines: Deadlines, workload: Workload) -> Deadlines:

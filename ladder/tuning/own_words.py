@@ -18,7 +18,7 @@ from ladder.emit.settings import settings_of
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments, trainer_command_line
 from ladder.errors import UsageError
 from ladder.tuning.told import Place, Told
-from ladder.workload.script import KNOWN_OPTIONS, OwnEngine, Script, ScriptFacts, keeps_its_optimizer
+from ladder.workload.script import KNOWN_OPTIONS, OwnEngine, Script, ScriptFacts
 from ladder.workload.workload import mixed_precision
 
 _MOST_LOOKS, _MOST_SECONDS = 6, 120.0
@@ -108,8 +108,6 @@ class _Search:
         arguments = trainer_arguments(self.answer, self.paths.config, of_backend=of_backend)
         if of_its_own := [each for each in EXPORTERS.values() if each.program and each.program == facts.program]:
             arguments = of_its_own[0].training_words(settings_of(self.answer), self.paths.config)
-        if keeps_its_optimizer(facts.optimizer):
-            arguments.pop("optim", None)
         if facts.takes_options:
             return replace(told, arguments=(*told.arguments, *shlex.split(trainer_command_line(arguments))))
         changed = {name: value for name, value in arguments.items() if not self._is_so(name, value, facts)}

@@ -16,7 +16,7 @@ from ladder.events.memory_limit import for_torch
 from ladder.events.outcome import Measurement
 from ladder.search.space import Space, measured
 from ladder.tuning.stored import stored_output
-from ladder.workload.script import OwnTraining, keeps_its_optimizer
+from ladder.workload.script import OwnTraining
 
 _LESS = 0.95
 """A candidate to step down to holds at most this share of the memory. Chosen: more than measurements of one stray."""
@@ -33,8 +33,6 @@ class Plan:
     candidate: Candidate
     config: Mapping[str, Any]
     """DeepSpeed's."""
-    optimizer: str = ""
-    """Of the script's own, as transformers names it."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Of a loop's own, that set its micro-batch and accumulation."""
     planned: OwnTraining | None = None
@@ -49,10 +47,7 @@ class Plan:
     @property
     def arguments(self) -> dict[str, Any]:
         """TrainingArguments for a script that uses the Trainer."""
-        arguments = arguments_in_place(self.settings, self.config)
-        if self.optimizer and keeps_its_optimizer(self.optimizer):
-            arguments.pop("optim", None)
-        return arguments
+        return arguments_in_place(self.settings, self.config)
 
     @property
     def layout(self) -> Mapping[str, Any]:

@@ -242,9 +242,9 @@ _OFFLOADED_AS_THEY_ARE = {"", "adam", "adamw", "adamw_torch", "adamw_torch_fused
 _OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "--save_dir", "--save-dir")
 
 
-def keeps_its_optimizer(name: str) -> bool:
-    """Whether a Trainer's optimizer of this name stays as it is: ladder has no settings for it."""
-    return name not in _USUAL_OPTIMIZERS
+def keeps_its_optimizer(kind: str, optimizer: str) -> bool:
+    """Whether a script's optimizer of this name is told to no Trainer, but stays as the script makes it."""
+    return kind == "trainer" and optimizer not in _USUAL_OPTIMIZERS
 
 
 def can_be_offloaded(facts: ScriptFacts) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ladder.text import digest_of
 from ladder.workload.lora import Lora
 from ladder.workload.modules import Module, expanded
-from ladder.workload.script import Script
+from ladder.workload.script import Script, keeps_its_optimizer
 from ladder.workload.trained import LoadIn, Weights, weights_of
 
 Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
@@ -173,6 +173,11 @@ class Workload:
         if counted is None:
             return 0.0 if self.optimizer == "sgd" else 2 * width
         return counted.states if width == 4.0 else counted.states_of_16_bits
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether a Trainer makes an optimizer of its own, which no file of an answer may name."""
+        return self.script is not None and keeps_its_optimizer(self.script.facts.kind, self.script.facts.optimizer)
 
     @property
     def optimizer_in_words(self) -> str:

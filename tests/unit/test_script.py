@@ -20,7 +20,8 @@ from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.cli.main import _with_script
 from ladder.cli.tune_result import _in_a_training, _speed_of_a_training
-from ladder.emit import best_config, emit_all
+from ladder.emit import best_config, emit_all, load_best_config, trainer_arguments
+from ladder.emit.settings import settings_in
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
 from ladder.machine.machine_speed import machine_speed
@@ -85,6 +86,28 @@ def test_an_optimizer_that_goes_by_shapes_is_not_divided_by_zero_and_counts_as_t
     assert (workload.state_bytes(), workload.state_bytes(2.0)) == (5.0, 2.5)
     assert not suits_script(TECHNIQUES["adam-8bit"], script), "it would be told in vain"
     assert Script.from_dict(json.loads(json.dumps(script.as_dict()))).facts.counted == MUON
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "named"),
+    [
+        ("trainer", "adamw_torch", "adamw_torch_fused"),
+        ("trainer", "Lion", None),
+        ("accelerate", "AdamW", "adamw_torch_fused"),
+    ],
+)
+def test_no_file_of_an_answer_names_another_optimizer_than_a_trainer_s_own(
+    kind: str, optimizer: str, named: str | None, tmp_path: Path
+) -> None:
+    script = make_script(kind=kind, optimizer=optimizer)
+    found = replace(
+        answer("zero2"), workload=script_workload(script, global_batch_size=answer("zero2").workload.global_batch_size)
+    )
+    emit_all(found, tmp_path / "best_config.json")
+    arguments = json.loads((tmp_path / "best_config.trainer.json").read_text())
+    assert arguments.get("optim") == named
+    again = settings_in(load_best_config(tmp_path / "best_config.json"))
+    assert trainer_arguments(again, tmp_path / "best_config.json") == arguments
 
 
 @pytest.mark.parametrize("rung", ["ddp", "zero0", "fsdp2"])

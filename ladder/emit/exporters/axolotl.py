@@ -43,7 +43,7 @@ class Axolotl(Exporter):
             "bf16": settings.dtype == "bf16",
             "fp16": settings.dtype == "fp16",
             "max_grad_norm": settings.gradient_clipping,
-            "optimizer": arguments["optim"],
+            **({"optimizer": arguments["optim"]} if "optim" in arguments else {}),
             **self.of_backend(settings, config),
         }
         if settings.gradient_checkpointing:
