@@ -80,20 +80,6 @@ def test_doctor_measures_the_nodes_of_a_job_and_a_tune_uses_it_is_proven_and_its
     assert f"accelerate: ZeRO stage {section['rung'][4]}, losses" in trained.stdout
 
 
-@pytest.mark.night  # beside the test before, which does the same in a job
-def test_doctor_measures_the_links_between_the_hosts_of_a_hostfile_and_a_tune_over_them_is_proven(
-    ssh: Cluster, tmp_path: Path, leaves_nothing: Check
-) -> None:
-    (tmp_path / "hosts").write_text("worker-1 slots=1\nworker-2 slots=1\n")
-    cache = {"LADDER_CACHE": str(tmp_path)}
-    done = ssh.run(*MEASURE, "--hostfile", "hosts", folder=tmp_path, timeout=240, environment=cache)
-    assert measured_rates(done)["network_bytes"] > 1e6
-    done = ssh.run(*TUNE, "--hostfile", "hosts", "--time-budget", "10s", folder=tmp_path, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
-    leaves_nothing()
-
-
 def test_a_step_has_all_cores_of_its_node_though_no_variable_says_how_many(slurm: Slurm, tmp_path: Path) -> None:
     """srun of Slurm 22.05 and later gives a step one core, unless SRUN_CPUS_PER_TASK or an option says more."""
     job = slurm.submit("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--wrap=sleep 60", folder=tmp_path)
@@ -118,16 +104,6 @@ def test_hosts_meet_at_an_address_that_is_not_localhost(
         agents, address = both.opened(tmp_path, "ladder-test-address", job, trial_environment, cold=False)
         close_all(agents)
     assert f"HostName {address}\n" in (ssh.folder / "ssh_config").read_text()
-
-
-@pytest.mark.night  # beside test_sbatch.py, whose job has one
-def test_a_written_job_for_two_nodes_tunes_on_both(slurm: Slurm, tmp_path: Path) -> None:
-    words = ["sbatch", *TUNE[len(LADDER) + 1 : -1], "--nodes", "2", "--time-budget", "10s", "--job-file", "tune.sbatch"]
-    assert slurm.run(*LADDER, *words, folder=tmp_path).returncode == 0
-    job = slurm.submit("tune.sbatch", folder=tmp_path)
-    said = "".join(file.read_text() for file in tmp_path.glob("*.out"))
-    assert slurm.wait_for(job, seconds=200)["JobState"] == "COMPLETED", said
-    assert load_best_config(tmp_path / "best_config.json")["ladder"]["num_nodes"] == 2
 
 
 def test_a_job_that_is_over_is_told(slurm: Slurm, tmp_path: Path) -> None:
@@ -161,17 +137,6 @@ def test_a_step_that_is_cancelled_during_a_trial_costs_that_trial_alone(
 
 def _kill_slurmd(slurm: Slurm, node: str) -> None:
     os.kill(int((slurm.folder / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
-
-
-@pytest.mark.night  # beside the next test, in which the step is killed as well
-def test_a_slurmd_that_is_killed_during_a_trial_costs_nothing(tmp_path: Path, leaves_nothing: Check) -> None:
-    """Each step has a process of its own, slurmstepd, and srun talks to that."""
-    with running_slurm() as slurm:  # of its own: a slurmd is missing in the end
-        tune = _begun(slurm, tmp_path)
-        _kill_slurmd(slurm, "node2")
-        assert tune.wait(timeout=200) == 0, (tmp_path / "out.txt").read_text()
-        assert "proof" in load_best_config(tmp_path / "best_config.json")["ladder"]
-        leaves_nothing()
 
 
 @pytest.mark.night  # beside test_links.py, in which hosts lose each other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -43,16 +42,6 @@ def test_a_tune_that_is_killed_leaves_nothing_on_any_node_of_ray(
     tune.send_signal(signal.SIGKILL)
     tune.wait()
     leaves_nothing()
-
-
-@pytest.mark.night  # test_nodes.py has it in a job of Slurm
-def test_doctor_measures_the_links_between_the_nodes_of_ray(ray: Cluster, tmp_path: Path) -> None:
-    measure = [*LADDER, "doctor", "--measure", "--gpus", "0", "--launcher", "ray", "--nodes", "2", "--format", "json"]
-    done = ray.run(*measure, folder=tmp_path, timeout=240, environment={"LADDER_CACHE": str(tmp_path)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert checks["nodes"]["sentence"].endswith(", with 1 rank each")
-    assert checks["speeds"]["facts"]["rates"]["network_bytes"] > 1e6
 
 
 def test_more_nodes_than_the_cluster_has_are_refused(ray: Cluster, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -182,14 +181,6 @@ def test_a_script_that_trains_in_a_process_of_multiprocessing_is_told_to_train_i
     )
 
 
-@pytest.mark.night  # test_ranks.py has ranks that start others
-def test_a_process_that_a_script_starts_beside_its_training_ends_with_the_tune(home: Path, tuned: Here) -> None:
-    # `tuned` sees that none is left, of the look and of two ranks in each trial.
-    trainer = f"{SCRIPTS}/causal_trainer.py --model_name_or_path model --train_file text/train.jsonl --output_dir out"
-    done = tuned(f"{MISBEHAVING}/keeps_helper.py {trainer}", "--micro-batch", "4", "--documented")
-    assert done.status == 0, done.errors
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -258,17 +249,6 @@ def test_memory_that_runs_out_is_seen_even_where_the_script_would_try_again(home
     logs = list((home / "ladder-runs").rglob("rank*.log"))
     assert logs
     assert [log for log in logs if "trying half of it" in log.read_text(errors="replace")] == []
-
-
-@pytest.mark.night  # beside the next test, in which a loop does so by itself
-def test_a_loop_that_leaves_out_a_batch_after_an_error_of_its_own_is_no_fit(home: Path, tuned: Here) -> None:
-    script = f"{MISBEHAVING}/catches_errors.py skip 400"
-    done = tuned(script, "--micro-batch", "32", "--documented", memory="300MiB")
-    assert done.status == 2
-    assert the_sentence(done).startswith("The script failed before its training was measured: rank ")
-    assert ": the script's loop trained nothing on a batch, as after an error that it caught; " in the_sentence(done)
-    logs = [log.read_text(errors="replace") for log in (home / "ladder-runs").rglob("rank*.log")]
-    assert any(re.search("caught: .* DefaultCPUAllocator: can't allocate memory", log) for log in logs)
 
 
 @pytest.mark.parametrize("rung", ["ddp", "zero2"])

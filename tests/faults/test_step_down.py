@@ -55,25 +55,3 @@ def test_a_training_steps_down_and_goes_on_from_its_last_checkpoint_with_the_sam
     assert (done.output + done.errors).splitlines().count(limit) == 1
     assert after["log_history"][:6] == before["log_history"]
     assert [after["global_step"], after["epoch"], after["train_batch_size"]] == [8, 1.0, 16]
-
-
-@pytest.mark.night  # it goes on in the same way, only from the beginning
-def test_a_training_without_a_checkpoint_begins_again(short_of_memory: Path) -> None:
-    words = ["--", SCRIPT, "--output_dir", "begun_again", "--save_steps", "8"]
-    (short_of_memory / "begun_again" / "checkpoint-90").mkdir(parents=True)  # of another training, long ago
-    done = ladder("run", "best_config.json", "--step-down", *words, folder=short_of_memory)
-    assert done.status == 0, done.errors[-3000:]
-    (line,) = told(done)
-    assert "from the beginning, as there is no checkpoint, with the same global batch" in line
-    history = state_in(short_of_memory / "begun_again" / "checkpoint-8")["log_history"]
-    assert [each["step"] for each in history] == list(range(1, 9))
-
-
-@pytest.mark.night  # beside the first test, which runs out in the same way
-def test_a_training_that_is_not_to_step_down_says_what_would_help(short_of_memory: Path) -> None:
-    done = ladder("run", "best_config.json", "--", SCRIPT, "--output_dir", "ended", folder=short_of_memory)
-    assert done.status == 1
-    (line,) = told(done)
-    assert line.endswith(
-        "zero2 ckpt=on mb=16 was measured with less: --step-down goes on with it, from the last checkpoint."
-    )

@@ -134,18 +134,6 @@ def test_deepspeed_initialize_trains_with_the_configuration_and_takes_an_optimiz
             assert rank["learning_rate"] == (2e-3 if name == "own" else 3e-3)
 
 
-@pytest.mark.night  # beside the next test: the launch script gives them in the same way
-def test_a_trainer_script_takes_the_arguments_on_its_command_line_and_keeps_its_own_learning_rate(
-    tmp_path: Path, reports: Path
-) -> None:
-    answer = answer_on("zero2")
-    config = emit_all(answer, tmp_path / AWKWARD / "best_config.json")[0]
-    emitted = shlex.split(trainer_command_line(trainer_arguments(answer, config)))
-    own = ["--learning_rate", "2e-3", *TWO_STEPS]
-    run([*TORCHRUN, str(PROGRAMS / "train_trainer.py"), *own, *emitted], reports, launch_environment(answer))
-    check_trainer(reports, answer)
-
-
 def test_a_trainer_script_takes_the_answer_s_optimizer_under_the_launch_script_of_files_that_were_moved(
     tmp_path: Path, reports: Path
 ) -> None:

@@ -12,12 +12,8 @@ from helpers import bundled_workload, make_candidate
 from helpers.shapes import SMALL as SMALL_SIZES
 
 from ladder.backends.deepspeed.rungs import RUNGS
-from ladder.backends.plain.moments import moments_of
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Effects, Engine
-from ladder.simulation.gathering import gathering_of
-from ladder.simulation.host_memory import host_use
-from ladder.simulation.kinds import assignment_of
 from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
@@ -171,45 +167,3 @@ def test_the_gradients_of_the_operations_are_those_of_what_is_trained(
     gradients = sum(block.trained for block in known.blocks) + known.trained_table + sum(known.last_norm.gradients)
     gradients += 0 if own.model.tied else known.trained_head
     assert gradients == pytest.approx(own.weights.trained, rel=0.02)
-
-
-def test_quantised_weights_take_less_memory_and_more_time_and_stage_3_gathers_them_packed() -> None:
-    plain, packed = having(lora=ADAPTERS), having(lora=ADAPTERS, load_in="4bit")
-    candidate = make_candidate("zero0", checkpointing=False, micro_batch=8)
-    usual, small = (truth(candidate, own, 1) for own in (plain, packed))
-    assert small.allocated < usual.allocated
-    assert small.accumulate_seconds > usual.accumulate_seconds
-    on = make_candidate("zero0", micro_batch=8)  # layers in 8 bits hold what they read there
-    in_4_bits, in_8_bits = (truth(on, replace(packed, load_in=bits), 1) for bits in ("4bit", "8bit"))
-    assert in_8_bits.allocated > in_4_bits.allocated
-    gathered = [
-        sum(fetch.elements for fetch in gathering_of(assignment_of(own, make_candidate("zero3"), 4)).fetches)
-        for own in (plain, packed)
-    ]
-    assert gathered[1] < gathered[0] / 2
-
-
-@pytest.mark.parametrize("rung", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("every", [0, 1])
-def test_what_peft_makes_fp32_takes_what_is_predicted(rung: str, every: int) -> None:
-    packed = having(lora=ADAPTERS, load_in="4bit")
-    candidate = replace(without_deepspeed(rung), checkpoint_every=every)
-
-    def added(own: Workload) -> list[float]:
-        moments = moments_of(own, candidate, 2)
-        predicted = max(sum(value for value in vars(each).values() if isinstance(value, float)) for each in moments)
-        return [predicted, truth(candidate, own, 2).allocated]
-
-    before, after = added(packed), added(replace(packed, prepare_kbit=True))
-    predicted, simulated = (one - other for one, other in zip(after, before, strict=True))
-    assert predicted == pytest.approx(simulated, rel=0.05)
-
-
-def test_only_what_is_trained_has_states_and_a_second_copy_on_the_host() -> None:
-    part = having(lora=ADAPTERS)
-    fewer = 16 * (SMALL.weights.trained - part.weights.trained)
-    whole, adapters = (truth(make_candidate("zero0"), own, 1).at_start for own in (SMALL, part))
-    assert whole - adapters >= fewer
-    for rung, share in (("zero2+opt-cpu", 0.05), ("zero3+param-cpu", 0.7)):
-        uses = [host_use(assignment_of(own, make_candidate(rung), 2)).offloaded for own in (SMALL, part)]
-        assert 0 < uses[1] < share * uses[0]
