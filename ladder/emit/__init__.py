@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ladder.backends.registry import is_main
 from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.answer import Answer
 from ladder.emit.config import best_config, launch_environment, load_best_config, original_text, to_json
 from ladder.emit.files import OutputPaths, write_atomically
 from ladder.emit.launch import launch_script
+from ladder.emit.plain import plain_launch_script, plain_output
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
 
 __all__ = [
@@ -27,17 +29,19 @@ __all__ = [
 
 
 def emit_all(answer: Answer, output: Path) -> list[Path]:
-    """Write `output` (best_config.json), and beside it its .trainer.json, .accelerate.yaml and .launch.sh.
+    """Write `output` (best_config.json), and beside it its .trainer.json, .accelerate.yaml and .launch.sh; of an answer
+    without DeepSpeed, the same as `plain_output` names them.
 
     Returns their absolute paths. The configuration is written first, so that an error with another file cannot lose it.
     UsageError if `output` cannot be a file name, EnvironmentFaultError if it cannot be written.
     """
-    paths = OutputPaths.beside(output)
+    is_plain = not is_main(answer.candidate.engine.rung)
+    paths = OutputPaths.beside(plain_output(output) if is_plain else output)
     texts = {
         paths.config: to_json(best_config(answer)),
         paths.trainer: to_json(trainer_arguments(answer, paths.config)),
         paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
-        paths.launch: launch_script(answer, paths),
+        paths.launch: (plain_launch_script if is_plain else launch_script)(answer, paths),
         **(answer.own_words.files if answer.own_words is not None else {}),
     }
     for path, text in texts.items():

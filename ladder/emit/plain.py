@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.answer import Answer
 from ladder.emit.binding import started
-from ladder.emit.config import best_config, launch_environment, to_json
-from ladder.emit.files import OutputPaths, write_atomically
+from ladder.emit.config import launch_environment
+from ladder.emit.files import OutputPaths
 from ladder.emit.launch import accelerate_start, own_script, words_of_adapters
 from ladder.emit.nodes import finding
 from ladder.emit.settings import settings_of
@@ -25,25 +24,8 @@ def plain_output(output: Path) -> Path:
     return config.with_name(f"{stem}.json")
 
 
-def emit_plain(answer: Answer, output: Path) -> list[Path]:
-    """Write the files of `answer` beside `output`; returns their absolute paths.
-
-    EnvironmentFaultError if one cannot be written.
-    """
-    paths = OutputPaths.beside(plain_output(output))
-    texts = {
-        paths.config: to_json(best_config(answer)),
-        paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
-        paths.trainer: to_json(trainer_arguments(answer, paths.config)),
-        paths.launch: _launch_script(answer, paths),
-        **(answer.own_words.files if answer.own_words is not None else {}),
-    }
-    for path, text in texts.items():
-        write_atomically(path, text, mode=0o777 if path == paths.launch else 0o666)
-    return list(texts)
-
-
-def _launch_script(answer: Answer, paths: OutputPaths) -> str:
+def plain_launch_script(answer: Answer, paths: OutputPaths) -> str:
+    """A shell script that starts the user's training with `answer`."""
     if answer.workload.script is not None:
         return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]

@@ -12,7 +12,7 @@ from pathlib import Path
 from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
 from ladder.emit import Answer, best_config, emit_all
 from ladder.emit.files import OutputPaths
-from ladder.emit.plain import emit_plain, plain_output
+from ladder.emit.plain import plain_output
 from ladder.events.outcome import Record
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own
@@ -227,8 +227,7 @@ def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscr
         found = _answer(prepared, result, result.answer, venue)
         found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
         answer = _said_in_own_words(found, prepared, paths, venue, tell)
-    files = emit_all(answer, prepared.options.output) if answer else []
-    files += emit_plain(plain, prepared.options.output) if plain else []
+    files = [file for each in (answer, plain) if each is not None for file in emit_all(each, prepared.options.output)]
     reported = ReportedRun(
         folder=prepared.run_dir,
         space=result.space,

@@ -14,9 +14,9 @@ import yaml
 from helpers.answers import answer as make_answer
 from helpers.rehearsals import Rehearsals, rehearsals_of_held
 
+from ladder.emit import emit_all
 from ladder.emit.answer import Answer
 from ladder.emit.files import OutputPaths
-from ladder.emit.plain import emit_plain
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.own_words import in_own_words
 
@@ -58,7 +58,7 @@ def said_of(home: Rehearsals, key: str, *command: str) -> tuple[Answer, OutputPa
 def test_keys_of_the_trainer_are_changed_in_a_copy_of_the_file_and_torchrun_trains_all_steps(home: Rehearsals) -> None:
     answer, paths, said = said_of(home, "ddp ckpt=off mb=8", "names_of_the_trainer", "trainer.yaml")
     assert (said, answer.own_words and answer.own_words.by) == ([], "torchrun")
-    emit_plain(answer, home.home / "best_config.json")
+    emit_all(answer, home.home / "best_config.json")
     assert (home.home / "trainer.yaml").read_text() == FILES["trainer.yaml"], "the user's own stays as it is"
     told = yaml.safe_load((home.home / "best_plain.trainer.yaml").read_text())
     assert (told["per_device_train_batch_size"], told["gradient_accumulation_steps"]) == (8, 1)

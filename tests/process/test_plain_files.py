@@ -21,9 +21,9 @@ from helpers.programs import BESIDE_PYTHON, program
 from transformers import HfArgumentParser, TrainingArguments
 
 from ladder.candidates import HALF, Candidate
-from ladder.emit import Answer
+from ladder.emit import Answer, emit_all
 from ladder.emit.files import OutputPaths
-from ladder.emit.plain import emit_plain, plain_output
+from ladder.emit.plain import plain_output
 from ladder.emit.trainer import trainer_command_line
 from ladder.machine.cores import usable_by_place
 from ladder.techniques.bound_cores import BIND_CORES
@@ -43,7 +43,7 @@ def plain_answer(engine: str, **changes: object) -> Answer:
 
 def trained(on_cpu: Answer, tmp_path: Path) -> list[dict[str, Any]]:
     """What the two ranks of a Trainer script report that the answer's launch script has started."""
-    emit_plain(on_cpu, tmp_path / "best_config.json")
+    emit_all(on_cpu, tmp_path / "best_config.json")
     launch = OutputPaths.beside(plain_output(tmp_path / "best_config.json")).launch
     assert launch.name == "best_plain.launch.sh"
     own = [str(tmp_path), "--output_dir", str(tmp_path / "out"), "--max_steps", "3", "--report_to", "none"]
@@ -97,7 +97,7 @@ def test_the_launch_script_has_the_trainer_compute_in_fp8(tmp_path: Path) -> Non
 def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
     tmp_path: Path, rung: str, reshards: bool, offloads: bool
 ) -> None:
-    emit_plain(plain_answer(rung), tmp_path / "mine.json")
+    emit_all(plain_answer(rung), tmp_path / "mine.json")
     paths = OutputPaths.beside(plain_output(tmp_path / "mine.json"))
     assert paths.accelerate.name == "mine.plain.accelerate.yaml"
     read = load_config_from_file(str(paths.accelerate))  # which refuses keys that accelerate does not know
@@ -123,7 +123,7 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
 def test_half_checkpointing_is_written_as_the_trainer_reads_it(tmp_path: Path) -> None:
     usual = plain_answer("ddp")
     half = replace(usual, candidate=replace(usual.candidate, checkpoint_every=HALF))
-    emit_plain(half, tmp_path / "best_config.json")
+    emit_all(half, tmp_path / "best_config.json")
     words = json.loads(OutputPaths.beside(plain_output(tmp_path / "best_config.json")).trainer.read_text())
     (options,) = (value for name, value in words.items() if name.endswith("checkpointing_kwargs"))
     assert options["every_n_layers"] == HALF

@@ -12,9 +12,9 @@ from helpers.answers import answer
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli.main import main
+from ladder.emit import emit_all
 from ladder.emit.config import load_best_config
 from ladder.emit.exporters.registry import exported
-from ladder.emit.plain import emit_plain
 from ladder.errors import UsageError
 from ladder.techniques.keys import engine_named
 from ladder.workload.lora import Lora
@@ -27,7 +27,7 @@ def text_for(folder: Path, target: str, engine: str, workload: dict[str, Any] | 
     """What an answer of `engine`, written and read again, is in the words of `target`."""
     usual = answer("zero1", workload=workload)
     found = replace(usual, candidate=replace(usual.candidate, engine=engine_named(engine)))
-    emit_plain(found, folder / "best_config.json")
+    emit_all(found, folder / "best_config.json")
     written = folder / "best_plain.json"
     return exported(load_best_config(written), written, target)
 

@@ -84,22 +84,11 @@ def test_only_an_engine_that_was_measured_is_a_ceiling():
     assert outlook(space, [*with_it, itself[0]], "zero2+opt-cpu ckpt=on mb=4").ceilings == ()
 
 
-def test_where_everything_fits_no_engine_with_offload_gets_a_trial():
-    """On one GPU with room for all, what saves memory has nothing to give."""
-    space = space_of(memory_limit=1 << 40, micro_batches=(1, 2, 4, 8, 16))
-    records: list[Record] = []
-    tried: list[Engine] = []
-    while isinstance(decision := auto(space, records), Measure):
-        tried.append(decision.engine)
-        records += [fitting(space, candidate) for candidate in decision.candidates]
-    assert tried
-    assert not [engine.key for engine in tried if engine.rung.devices or engine.rung.stage == 3]
-
-
-def test_beside_adapters_an_engine_with_offload_gets_no_trial_either_where_everything_fits():
-    """Their optimizer is so small that engines hardly differ: what only adds work is no better for that."""
-    workload = bundled_workload("llama-3.2-1b", lora=Lora(rank=16))
-    space = space_of(workload=workload, memory_limit=1 << 40, micro_batches=(1, 2, 4))
+@pytest.mark.parametrize("lora", [None, Lora(rank=16)], ids=["all weights", "adapters"])
+def test_where_everything_fits_no_engine_with_offload_gets_a_trial(lora: Lora | None):
+    """On one GPU with room for all, what saves memory has nothing to give: adapters' small optimizer least of all."""
+    workload = bundled_workload("llama-3.2-1b", lora=lora)
+    space = space_of(workload=workload, memory_limit=1 << 40, micro_batches=(1, 2, 4, 8))
     records: list[Record] = []
     tried: list[Engine] = []
     while isinstance(decision := auto(space, records), Measure):
