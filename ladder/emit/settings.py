@@ -112,14 +112,15 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
     """The settings in a best_config.json, as `load_best_config` returns it."""
     section = document[SECTION]
     workload, model = section["workload"], section["model"]
-    name = original_text(model["name"])
+    name, script = original_text(model["name"]), section.get("script", {})
+    keeps = keeps_its_optimizer(script.get("kind", ""), script.get("optimizer", ""))
     candidate = candidate_of(candidate_key_in(section), workload["global_batch_size"], section["world_size"])
     return Settings(
         model=_loadable(name, model["source"], model["folder"]),
         shape=name,
         seq_len=workload["seq_len"],
         dtype=workload["dtype"],
-        optimizer=None if keeps_its_optimizer(**_of_script(section)) else workload["optimizer"],
+        optimizer=None if keeps else workload["optimizer"],
         gradient_clipping=workload["gradient_clipping"],
         micro_batch=candidate.micro_batch,
         accumulation=candidate.accumulation,
@@ -139,14 +140,8 @@ def settings_in(document: Mapping[str, Any]) -> Settings:
         load_in=workload.get("load_in"),
         prepare_kbit=workload.get("prepare_kbit", False),
         freeze=tuple(workload.get("freeze", ())),
-        completions=section.get("script", {}).get("generation_batch_size"),
+        completions=script.get("generation_batch_size"),
     )
-
-
-def _of_script(section: Mapping[str, Any]) -> dict[str, str]:
-    """Its kind, and the name of its optimizer; of a model, those of the usual one."""
-    script = section.get("script", {})
-    return {"kind": script.get("kind", ""), "optimizer": script.get("optimizer", "")}
 
 
 def _loadable(name: str, source: Source, folder: str | None) -> str:

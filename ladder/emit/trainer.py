@@ -114,8 +114,10 @@ def _checkpointing_name(transformers: str) -> str:
 
 def _optimizer(settings: Settings) -> dict[str, Any]:
     """The Trainer's name for the optimizer that was measured, unless that is a script's own."""
-    if settings.optimizer is None or settings.optimizer == "sgd":
-        return {"optim": "sgd"} if settings.optimizer else {}
+    if settings.optimizer is None:
+        return {}
+    if settings.optimizer == "sgd":
+        return {"optim": "sgd"}
     # If the optimizer is offloaded, accelerate replaces torch's by DeepSpeedCPUAdam.
     adamw = {"optim": "adamw_torch_fused"}
     # The Trainer has no plain Adam; AdamW without weight decay is the same.

@@ -87,10 +87,8 @@ def shape_from_sizes(sizes: Mapping[str, Any], *, note: str = "", **own: Any) ->
     block, others = sizes.pop("block", None), sizes.pop("blocks_with", {})
     model_type = own["config"]["model_type"]
     if sizes.pop("is_recurrent") and block is not None:
-        note = (
-            f"{note} {shorten(model_type)} has layers with a state: predictions are for transformers' own code, which "
-        )
-        note += "keeps far more for backward than kernels of mamba-ssm and the like; trials measure it."
+        note = f"{note} {shorten(model_type)} has layers with a state: predictions are for transformers' own code, "
+        note += "which keeps far more for backward than kernels of mamba-ssm and the like; trials measure it."
     elif block is None:
         note = f"{note} What a layer of {shorten(model_type)} does could not be counted, so its memory and speed are "
         note += "first predicted as a usual layer's; trials measure them."
