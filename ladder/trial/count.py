@@ -30,15 +30,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from ladder.trial.count_block import (
-    Blocks,
-    counted_blocks,
-    kept_in_32_bits,
-    kept_under_autocast,
-    of_step,
-    settled_length,
-    tried_length,
-)
+from ladder.trial.count_block import Blocks, counted_blocks, kept_in_32_bits, length_to_run, of_step
 from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
 from ladder.trial.count_modules import Row, add_adapters, add_asked_adapters, compacted, name_what_they_read, rows_of
 from ladder.trial.count_structure import (
@@ -133,14 +125,15 @@ def _count_blocks(
 
     ran = cut
     try:
-        sizes |= _of_blocks(ran, sizes, rows)
+        found, length = _of_blocks(ran, sizes, rows)
     except Exception:
         ran = whole
-        sizes |= _of_blocks(ran, sizes, rows)
+        found, length = _of_blocks(ran, sizes, rows)
+    sizes |= found
     share_letters(rows, kinds)
     sizes["blocks_with"] = {}
     for name, module in replacing.items():  # after all else, as they change transformers' own modules
-        if block := _with_technique(importlib.import_module(module).TECHNIQUE, ran, sizes):
+        if block := _with_technique(importlib.import_module(module).TECHNIQUE, ran, sizes, length):
             sizes["blocks_with"][name] = block
 
 
@@ -156,41 +149,33 @@ class Ran(NamedTuple):
         return cls(model, dict.fromkeys(blocks_of(model), 1))
 
 
-def _of_blocks(build: Callable[..., Ran], sizes: Mapping[str, Any], rows: list[Row]) -> dict[str, Any]:
-    """What blocks do, as fields of ModelShape. What they read is added to `rows`."""
+def _of_blocks(build: Callable[..., Ran], sizes: Mapping[str, Any], rows: list[Row]) -> tuple[dict[str, Any], int]:
+    """What blocks do, as fields of ModelShape, and the tokens that were run. What they read is added to `rows`."""
     depth, positions, made_for = (sizes[name] for name in ("num_layers", "max_positions", "made_for"))
-    ran, has_state, length = build(), sizes["is_recurrent"], tried_length(positions or made_for)
-    if has_state:
-        length = settled_length(*ran, length)
+    ran, has_state = build(), sizes["is_recurrent"]
+    length = length_to_run(*ran, positions or made_for, has_state=has_state)
     plain = counted_blocks(*ran, depth, length, has_state=has_state)
     name_what_they_read(rows, ran.model, plain.inputs)
     if _breaks_beyond(ran, made_for):
         positions, made_for = made_for, None
     found: dict[str, Any] = {"has_wide_loss": plain.has_wide_loss, "max_positions": positions, "made_for": made_for}
-    grows = _grows(plain.of_a_layer) and not has_state
-    wide = kept_under_autocast(*build(torch.float32), depth, length, by_length=grows)
-    found["block"] = plain.of_a_layer | wide
-    if has_state:
-        found["block"] |= kept_in_32_bits(*build(torch.float32), depth, length)
-    return found
+    grows = _grows(plain.of_a_layer)
+    wide = kept_in_32_bits(*build(torch.float32), depth, length, by_length=grows, has_state=has_state)
+    return found | {"block": plain.of_a_layer | wide}, length
 
 
 def _with_technique(
-    technique: RankTechnique, build: Callable[..., Ran], sizes: Mapping[str, Any]
+    technique: RankTechnique, build: Callable[..., Ran], sizes: Mapping[str, Any], length: int
 ) -> dict[str, float] | None:
-    """What a block does with the kernels of `technique`; None if they do not know the model."""
+    """What a block does with the kernels of `technique`, in `length` tokens; None if they do not know the model."""
     ran, in_32_bits = build(), build(torch.float32)
     if not (technique.stand_in(ran.model) and technique.stand_in(in_32_bits.model)):
         return None
-    depth, length = sizes["num_layers"], tried_length(sizes["max_positions"] or sizes["made_for"])
-    has_state = sizes["is_recurrent"]
-    if has_state:
-        length = settled_length(*ran, length)
-    grows = _grows(sizes["block"]) and not has_state
     own: dict[str, float] = sizes["block"]
+    depth, options = sizes["num_layers"], {"by_length": _grows(own), "has_state": sizes["is_recurrent"]}
     try:
-        block = counted_blocks(*ran, depth, length, by_length=grows, has_state=has_state).of_a_layer
-        return block | kept_under_autocast(*in_32_bits, depth, length, by_length=grows)
+        block = counted_blocks(*ran, depth, length, **options).of_a_layer
+        return block | kept_in_32_bits(*in_32_bits, depth, length, **options)
     except UnknownKernelError:  # its experts, for example: then it is taken to keep what the model itself does
         return own
 

@@ -55,16 +55,15 @@ class CountedBlocks(NamedTuple):
     """The loss is computed in 32 bits."""
 
 
-def tried_length(positions: int | None) -> int:
-    """Tokens of the longer sequence that is run, of a model that tells so many `positions` apart, or any number."""
-    return min(positions or _LONGEST, _LONGEST)
+def length_to_run(model: PreTrainedModel, blocks: Blocks, positions: int | None, *, has_state: bool) -> int:
+    """Tokens of the longer sequence that is run, of a model that tells so many `positions` apart, or any number.
 
-
-def settled_length(model: PreTrainedModel, blocks: Blocks, longest: int) -> int:
-    """The same for a model with layers that have a state: as few tokens as tell what a further one keeps.
-
-    Some compute whole chunks, and others go from token to token in Python, so that many tokens take long.
+    With a state, as few as tell what a further one keeps: some layers compute whole chunks, and others go from token to
+    token in Python, so that many tokens take long.
     """
+    longest = min(positions or _LONGEST, _LONGEST)
+    if not has_state:
+        return longest
     model.train()
     length, before = _FIRST_TRIED, 0.0
     while length < longest:
@@ -115,38 +114,34 @@ def counted_blocks(
     return CountedBlocks({name: value / layers for name, value in of_all.items()}, inputs, torch.float32 in losses)
 
 
-def kept_under_autocast(
-    model: PreTrainedModel, blocks: Blocks, layers: int, length: int, *, by_length: bool
+def kept_in_32_bits(
+    model: PreTrainedModel, blocks: Blocks, layers: int, length: int, *, by_length: bool, has_state: bool
 ) -> dict[str, float]:
     """Bytes that a layer of `model`, with weights of 32 bits on the meta device, keeps of a token under autocast.
 
     As fields of `CountedBlock`: those of any sequence, and those more for each token of its sequence; and the same
-    where all weights are frozen and its linear layers stand for packed ones. `model` is changed so.
+    where all weights are frozen and its linear layers stand for packed ones. `model` is changed so. If it `has_state`,
+    which has 32 bits in any case, those without autocast too, and none of them grow.
     """
     model.train()
 
     def kept(name: str) -> dict[str, float]:
         longer = _of_a_sequence(model, blocks, length, backward=False, autocast=True)
-        shorter = (
-            _of_a_sequence(model, blocks, length // 2, backward=False, autocast=True) if by_length else _half(longer)
-        )
+        grows = by_length and not has_state
+        shorter = _of_a_sequence(model, blocks, length // 2, backward=False, autocast=True) if grows else _half(longer)
         fixed, more = _line(longer.kept, shorter.kept, length)
         return {name: fixed / layers, f"{name}_by_length": more / layers}
 
-    trained = kept("kept_wide")
+    trained: dict[str, float] = {}
+    if has_state:
+        trained["kept_in_32_bits"] = _of_a_sequence(model, blocks, length, backward=False).kept / length / layers
+    trained |= kept("kept_wide")
     model.requires_grad_(False)
     model.enable_input_require_grads()
     for module in model.modules():
         if module is not model.get_output_embeddings() and packs(module):
             module.register_forward_hook(_in_the_type_of_its_input)
     return trained | kept("kept_beside_packed")
-
-
-def kept_in_32_bits(model: PreTrainedModel, blocks: Blocks, layers: int, length: int) -> dict[str, float]:
-    """The same without autocast, as a field of `CountedBlock`: a state has 32 bits in any case."""
-    model.train()
-    kept = _of_a_sequence(model, blocks, length, backward=False).kept
-    return {"kept_in_32_bits": kept / length / layers}
 
 
 def _in_the_type_of_its_input(_: nn.Module, called_with: tuple[Tensor, ...], output: Tensor) -> Tensor:
