@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from helpers import there
-from helpers.searches import fitting, make_space, space_of
-from helpers.values import bundled_workload
+from helpers.searches import BILLION, fitting, make_space, space_of
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
@@ -87,8 +87,7 @@ def test_only_an_engine_that_was_measured_is_a_ceiling():
 @pytest.mark.parametrize("lora", [None, Lora(rank=16)], ids=["all weights", "adapters"])
 def test_where_everything_fits_no_engine_with_offload_gets_a_trial(lora: Lora | None):
     """On one GPU with room for all, what saves memory has nothing to give: adapters' small optimizer least of all."""
-    workload = bundled_workload("llama-3.2-1b", lora=lora)
-    space = space_of(workload=workload, memory_limit=1 << 40, micro_batches=(1, 2, 4, 8))
+    space = space_of(workload=replace(BILLION, lora=lora), memory_limit=1 << 40, micro_batches=(1, 2, 4, 8, 16))
     records: list[Record] = []
     tried: list[Engine] = []
     while isinstance(decision := auto(space, records), Measure):
