@@ -175,6 +175,12 @@ def answer(records: Sequence[Record]) -> Record | None:
     return _fastest([each for each in everything if _is_main(each)] or everything)
 
 
+def told(records: Sequence[Record], tolerance: float) -> tuple[Record | None, Record | None]:
+    """The proofs that a tune's answers are made of: DeepSpeed's, and the one without where that is faster or alone."""
+    found, plain = answer(records), faster_without_deepspeed(records, tolerance)
+    return None if found == plain else found, plain
+
+
 def faster_without_deepspeed(records: Sequence[Record], tolerance: float) -> Record | None:
     """The proof record of a candidate without DeepSpeed that is faster than DeepSpeed's by more than `tolerance`."""
     everything = list(proven(records).values())

@@ -24,7 +24,7 @@ from ladder.runs.snapshot import space_to_dict
 from ladder.search.cost import COMPARISONS
 from ladder.search.decisions import Strategy
 from ladder.search.ledger import Entry, ledger
-from ladder.search.policy import STRATEGIES, faster_without_deepspeed
+from ladder.search.policy import STRATEGIES, told
 from ladder.search.rehearsal import in_words, price
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
@@ -217,14 +217,14 @@ def _require_within_reach(prepared: Prepared) -> None:
 def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscriber) -> TuneOutput:
     """Write the answer's files and the reports."""
     result, answer = searched.result, None
-    faster = faster_without_deepspeed(result.records, result.space.tolerance)
+    of_deepspeed, faster = told(result.records, result.space.tolerance)
     paths = OutputPaths.beside(prepared.options.output)
     plain = _answer(prepared, result, faster, venue) if faster is not None else None
     if plain is not None:
         plain_paths = OutputPaths.beside(plain_output(paths.config))
         plain = _said_in_own_words(plain, prepared, plain_paths, venue, tell)
-    if result.answer is not None and result.answer != faster:
-        found = _answer(prepared, result, result.answer, venue)
+    if of_deepspeed is not None:
+        found = _answer(prepared, result, of_deepspeed, venue)
         found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
         answer = _said_in_own_words(found, prepared, paths, venue, tell)
     files = [file for each in (answer, plain) if each is not None for file in emit_all(each, prepared.options.output)]

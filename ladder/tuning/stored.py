@@ -13,7 +13,7 @@ from ladder.machine.described import Gpu, Machine
 from ladder.report.run_data import ANSWER_NAME, is_simulated
 from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.knobs import less_noise
-from ladder.search.policy import answer, faster_without_deepspeed
+from ladder.search.policy import answer, told
 from ladder.search.space import Space, fastest
 from ladder.tuning.answering import answer_of, said_to_be_simulated
 from ladder.tuning.run import TuneOutput
@@ -35,12 +35,13 @@ def stored_output(folder: Path) -> TuneOutput:
         seconds=sum(sum(phases.values()) for phases in stored.trial_seconds.values()),
     )
     copy = folder / ANSWER_NAME
-    faster = faster_without_deepspeed(stored.records, stored.space.tolerance)
-    plain = _answer(faster, stored, folder) if faster is not None else None
-    with_deepspeed = _answer(found, stored, folder) if found is not None and found != faster else None
+    of_deepspeed, plain = (
+        _answer(proof, stored, folder) if proof is not None else None
+        for proof in told(stored.records, stored.space.tolerance)
+    )
     return TuneOutput(
         result=result,
-        answer=replace(with_deepspeed, plain=plain) if with_deepspeed is not None else None,
+        answer=replace(of_deepspeed, plain=plain) if of_deepspeed is not None else None,
         plain=plain,
         files=[copy.absolute()] if found is not None and copy.is_file() else [],
         run_dir=folder,
