@@ -171,12 +171,9 @@ def test_a_tune_that_is_ended_leaves_nothing_on_any_node(
     slurm: Slurm, tmp_path: Path, leaves_nothing: Check, number: signal.Signals
 ) -> None:
     tune = _begun(slurm, tmp_path)
-    (controller,) = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"ladder.cli.main\0tune" in path.read_bytes() and b"salloc" not in path.read_bytes()
-    ]
-    os.kill(controller, number)
+    below = psutil.Process(tune.pid).children(recursive=True)  # another test's tune may run beside
+    (controller,) = [each for each in below if each.cmdline()[1:4] == ["-m", "ladder.cli.main", "tune"]]
+    controller.send_signal(number)
     began = time.monotonic()
     tune.wait(timeout=30)
     assert time.monotonic() - began < 10
