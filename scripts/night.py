@@ -22,7 +22,8 @@ BEGIN, END = "<!-- night: written by scripts/night.py -->", "<!-- end of night -
 _ENVIRONMENTS = "tests/process/test_environments.py"
 PARTS: dict[str, Sequence[str]] = {
     "environments": ("-m", "pytest", "--quiet", "-m", "night", _ENVIRONMENTS),
-    "tests": ("-m", "pytest", "--quiet", "-m", "night", f"--ignore={_ENVIRONMENTS}"),
+    "contracts": ("-m", "pytest", "--quiet", "-m", "night", "tests/contracts"),  # every type that transformers has
+    "tests": ("-m", "pytest", "--quiet", "-m", "night", f"--ignore={_ENVIRONMENTS}", "--ignore=tests/contracts"),
     "mutations": ("scripts/mutate.py",),
     "soak": ("benchmarks/soak.py", "--simulated", "50", "--real", "10"),
 }
