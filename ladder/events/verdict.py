@@ -25,6 +25,9 @@ _LIKE_A_TRAINING = 0.1
 training's. Chosen: a GPU rests while an optimizer on the host works (measured with Llama-3.2-1B on an H200: a mean of
 256 W in a trial of one, 669 W with the optimizer on the GPU; benchmarks/results/compare, GPU acfa585e)."""
 
+_FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGKILL)
+"""What people, schedulers and the kernel end processes with; a fault of a program's own raises others."""
+
 
 def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) -> list[Record]:
     """Records of the candidates that every rank measured, and of the candidate that ended the trial, if one did."""
@@ -266,6 +269,17 @@ def trial_seconds(run: TrialRun) -> dict[str, float]:
             seconds[phase] = max(seconds.get(phase, 0.0), value)
     seconds["teardown"] = seconds.get("teardown", 0.0) + max(0.0, run.ended - marks.get("last", run.ended))
     return seconds
+
+
+def killed_by_somebody(run: TrialRun, records: Sequence[Record]) -> str:
+    """What is said of a rank that SIGTERM or SIGKILL ended with no sign of memory; empty if that did not end the trial.
+
+    It probably says nothing about the candidate.
+    """
+    end = records[-1].outcome if records else None
+    if end is None or end.kind != "crash" or end.rank is None or end.rank in run.killed:
+        return ""
+    return end.sentence if run.exits.get(end.rank) in _FROM_OUTSIDE else ""
 
 
 def false_start(run: TrialRun, records: Sequence[Record]) -> str:

@@ -15,7 +15,7 @@ from ladder.events.promise import apart, new_lengths, paced_by_cpu
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
-from ladder.events.verdict import false_start, judge, trial_seconds
+from ladder.events.verdict import false_start, judge, killed_by_somebody, trial_seconds
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
@@ -33,7 +33,7 @@ from ladder.tuning.trial_request import (
     trial_deadlines,
     trial_spec,
 )
-from ladder.tuning.tune_events import Subscriber, TrialBegins, TrialEnds, hearing
+from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing
 from ladder.workload.workload import Workload
 
 _MAX_FALSE_STARTS = 3
@@ -63,6 +63,8 @@ class Trials:
     """Where a proof saves the weights."""
     _first_trial: str = field(init=False)
     _false_starts: int = field(init=False, default=0)
+    _killed: set[Engine] = field(init=False, default_factory=set)
+    """The engines of which a rank was killed from outside once."""
 
     def __post_init__(self) -> None:
         self._first_trial, _ = self.history.next_trial()
@@ -97,7 +99,8 @@ class Trials:
         run = self._launched(spec, wanted)
         records = self._completed(judge(run, self.workload, wanted.candidates), proving, warnings)
         why = false_start(run, records)
-        if why or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
+        killed = "" if why else self._killed_once(run, records, wanted.engine)
+        if why or killed or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
             # Keep what was measured; the candidate that was interrupted has no outcome.
             records = [record for record in records if record.outcome.kind == "fits"]
         unsaved = _unsaved(spec, records)
@@ -105,34 +108,46 @@ class Trials:
             records = []  # the candidate may well fit, and its earlier proof holds
         self.add(records, trial_seconds(run))
         self.tell(TrialEnds(run, tuple(records)))
+        if killed:
+            self.tell(
+                Note(f"trial {spec.trial}: {killed}, by something outside ladder; the engine is tried once more.")
+            )
         _require_environment(run)
         if unsaved:
             raise EnvironmentFaultError(f"The weights were not saved: {unsaved}; choose another --save-weights.")
         self._count_false_starts(why)
-        return not why and run.stop is None
+        return not why and not killed and run.stop is None
 
     def losses(self, candidate: Candidate, same_data: bool) -> list[float]:
         """The losses of `candidate` on a shallow model. EnvironmentFaultError if it repeatedly fails to start."""
         if not self._can_begin(candidate.engine):
             return []
         while True:
-            run, why = self._run_shallow(candidate, same_data)
+            run, why, killed = self._run_shallow(candidate, same_data)
             self._count_false_starts(why)
-            if not why or self.cancelled():
+            if not (why or killed) or self.cancelled():
                 return losses_of(run)
 
     def shallow_trial(self, candidate: Candidate, same_data: bool) -> TrialSpec:
         """The trial of `losses`."""
         return parity_trial(self._spec(_shallow(candidate), False), self.workload.model, same_data=same_data)
 
-    def _run_shallow(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str]:
-        """The trial, and why it was a false start if it was one. It leaves no records, as the model is another."""
+    def _run_shallow(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str, str]:
+        """The trial, why it was a false start, and who of it was killed. It leaves no records: the model is another."""
         spec, wanted = self.shallow_trial(candidate, same_data), _shallow(candidate)
         run = self._launched(spec, wanted)
         self.history.note_seconds(spec.trial, trial_seconds(run))
         self.tell(TrialEnds(run, ()))
         _require_environment(run)
-        return run, false_start(run, judge(run, self.workload, wanted.candidates))
+        records = judge(run, self.workload, wanted.candidates)
+        why = false_start(run, records)
+        return run, why, "" if why else self._killed_once(run, records, candidate.engine)
+
+    def _killed_once(self, run: TrialRun, records: Sequence[Record], engine: Engine) -> str:
+        """Who of the trial was killed from outside, if none of this engine's was before: it is then tried again."""
+        killed = killed_by_somebody(run, records) if engine not in self._killed else ""
+        self._killed |= {engine} if killed else set()
+        return killed
 
     def _can_begin(self, engine: Engine) -> bool:
         """Wait for what a trial of `engine` needs; False if the tune is cancelled before that."""

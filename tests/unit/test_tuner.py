@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.cli.main import main
 from ladder.errors import EnvironmentFaultError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import Outcome, Record
-from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, TrialSpec
+from ladder.events.protocol import DoneEvent, Event, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.step_policy import CandidateSpec
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
@@ -567,6 +568,37 @@ def test_ranks_that_could_not_meet_twice_are_tried_again(tmp_path: Path) -> None
         for name, each in (("unlucky", launcher), ("usual", Pretender(larger_is_faster)))
     )
     assert found.candidate_key == usual.candidate_key
+
+
+def test_an_engine_of_which_a_rank_was_killed_by_somebody_is_tried_once_more_and_no_oftener(tmp_path: Path) -> None:
+    """In a trial or in a proof, by SIGKILL or by SIGTERM."""
+
+    def killed(run: TrialRun, number: signal.Signals) -> None:
+        run.events, run.exits = [[PhaseEvent(t=1, phase="measure")]] * run.spec.world_size, {1: -number}
+
+    def twice(run: TrialRun) -> None:
+        of_zero1 = [spec for spec in launcher.specs if spec.candidates[0].key.startswith("zero1")]
+        if of_zero1 == [run.spec]:
+            killed(run, signal.SIGKILL)
+        if run.spec.proof and len(launcher.proofs) == 1:
+            killed(run, signal.SIGTERM)
+
+    heard: list[TuneEvent] = []
+    launcher = Pretender(larger_is_faster, twice)
+    found = answer_of(tune(tmp_path / "unlucky", launcher, tell=heard.append))
+    usual = answer_of(tune(tmp_path / "usual", Pretender(larger_is_faster)))
+    assert found.candidate_key == usual.candidate_key
+    said = [each.text for each in heard if isinstance(each, Note) and "tried once more" in each.text]
+    assert [text.partition(": ")[2].partition(" in ")[0] for text in said] == [
+        "rank 1 was killed by SIGKILL",
+        "rank 1 was killed by SIGTERM",
+    ]
+    always = Pretender(larger_is_faster, lambda run: killed(run, signal.SIGKILL))
+    tune(tmp_path / "always", always)
+    engines = [spec.candidates[0].key.split()[0] for spec in always.specs]
+    assert all(engines.count(name) >= 2 for name in set(engines))
+    with History(tmp_path / "always", "abc", {}) as history:
+        assert {record.outcome.kind for record in history.records} == {"crash"}
 
 
 def test_a_fault_of_the_machine_ends_the_tune_keeps_what_was_measured_and_blames_no_candidate(tmp_path: Path) -> None:
