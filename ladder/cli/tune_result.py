@@ -79,15 +79,20 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
         _print_plain(done, console, answer)
-        files = ", ".join(shlex.quote(str(path)) for path in done.files)
-        console.print(f"Wrote {files}", soft_wrap=True, markup=False)
+        _print_files(done, console)
     elif done.plain is not None:
         _print_plain(done, console, None)
-        files = ", ".join(shlex.quote(str(path)) for path in done.files)
-        console.print(f"Wrote {files}", soft_wrap=True, markup=False)
+        _print_files(done, console)
     elif done.result.best_so_far is not None:
         best = done.result.best_so_far
         console.print(f"Best so far, not proven: {escape(best.candidate_key)}, {best.tokens_per_second:,.0f} tokens/s.")
+
+
+def _print_files(done: TuneOutput, console: Console) -> None:
+    """What was written, and where that is which was there before and is not this tune's."""
+    for verb, paths in (("Wrote", done.files), ("Kept what another tune wrote, or was edited, as", done.kept)):
+        if paths:
+            console.print(f"{verb} {', '.join(shlex.quote(str(path)) for path in paths)}", soft_wrap=True, markup=False)
 
 
 def _print_plain(done: TuneOutput, console: Console, with_deepspeed: Answer | None) -> None:

@@ -8,7 +8,7 @@ from ladder.backends.registry import is_main
 from ladder.emit.accelerate import accelerate_config, to_yaml
 from ladder.emit.answer import Answer
 from ladder.emit.config import best_config, launch_environment, load_best_config, original_text, to_json
-from ladder.emit.files import OutputPaths, write_atomically
+from ladder.emit.files import OutputPaths, write_files
 from ladder.emit.launch import launch_script
 from ladder.emit.plain import plain_launch_script, plain_output
 from ladder.emit.trainer import trainer_arguments, trainer_command_line
@@ -19,6 +19,7 @@ __all__ = [
     "accelerate_config",
     "best_config",
     "emit_all",
+    "files_of",
     "launch_environment",
     "launch_script",
     "load_best_config",
@@ -29,21 +30,22 @@ __all__ = [
 
 
 def emit_all(answer: Answer, output: Path) -> list[Path]:
-    """Write `output` (best_config.json), and beside it its .trainer.json, .accelerate.yaml and .launch.sh; of an answer
-    without DeepSpeed, the same as `plain_output` names them.
+    """Write `files_of` an answer; returns their absolute paths. EnvironmentFaultError if one cannot be written."""
+    return write_files(files_of(answer, output))
 
-    Returns their absolute paths. The configuration is written first, so that an error with another file cannot lose it.
-    UsageError if `output` cannot be a file name, EnvironmentFaultError if it cannot be written.
+
+def files_of(answer: Answer, output: Path) -> dict[Path, str]:
+    """The texts by absolute path: of `output` (best_config.json), and beside it of its .trainer.json, .accelerate.yaml
+    and .launch.sh; for an answer without DeepSpeed, of the same as `plain_output` names them.
+
+    UsageError if `output` cannot be a file name.
     """
     is_plain = not is_main(answer.candidate.engine.rung)
     paths = OutputPaths.beside(plain_output(output) if is_plain else output)
-    texts = {
+    return {
         paths.config: to_json(best_config(answer)),
         paths.trainer: to_json(trainer_arguments(answer, paths.config)),
         paths.accelerate: to_yaml(accelerate_config(answer, paths.config)),
         paths.launch: (plain_launch_script if is_plain else launch_script)(answer, paths),
         **(answer.own_words.files if answer.own_words is not None else {}),
     }
-    for path, text in texts.items():
-        write_atomically(path, text, mode=0o777 if path == paths.launch else 0o666)
-    return list(texts)

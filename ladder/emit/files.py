@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
+import json
 import os
 import secrets
+import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -56,6 +61,51 @@ def is_replaceable(path: Path) -> bool:
     except FileNotFoundError:
         return True
     return stat.S_ISREG(found.st_mode) and _own_stream(found) is None
+
+
+def write_files(texts: Mapping[Path, str]) -> list[Path]:
+    """Write each text to its path, in their order, so that an error with a later file cannot lose the first."""
+    for path, text in texts.items():
+        write_atomically(path, text, mode=0o777 if path.suffix == ".sh" else 0o666)
+    return list(texts)
+
+
+def keep_others(texts: Mapping[Path, str], written: Path) -> list[Path]:
+    """Copy what `texts` would replace and who wrote it last is not known, as `NAME.old`; returns the copies.
+
+    `written` is the file with the digest of what was last written to each path: what still has it may be replaced, and
+    so may what would not change. Then `written` has the digests of `texts`. EnvironmentFaultError if a file cannot be
+    copied.
+    """
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(written.read_text())
+    kept = []
+    for path, text in texts.items():
+        try:
+            found = path.read_bytes() if path.is_file() else b""
+            if found and _digest(found) not in (known.get(str(path)), _digest(_encoded(text))):
+                kept.append(_free_name(path))
+                shutil.copy2(path, kept[-1])
+        except OSError as error:
+            reason = error.strerror or error
+            raise EnvironmentFaultError(f"Cannot keep what {str(path)!r} has beside it: {reason}.") from error
+    write_atomically(written, json.dumps(known | {str(path): _digest(_encoded(text)) for path, text in texts.items()}))
+    return kept
+
+
+def _free_name(path: Path) -> Path:
+    ends = itertools.chain([".old"], (f".old-{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}{end}") for end in ends)
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
-from ladder.emit import Answer, best_config, emit_all
-from ladder.emit.files import OutputPaths
+from ladder.emit import Answer, best_config, files_of
+from ladder.emit.files import OutputPaths, keep_others, write_files
 from ladder.emit.plain import plain_output
 from ladder.events.outcome import Record
 from ladder.machine.environment import ranks_in
@@ -70,6 +70,8 @@ class TuneOutput:
     """The name of the machine on paper; None for a real one."""
     plain: Answer | None = None
     """The fastest without DeepSpeed, if it is faster than `answer`."""
+    kept: Sequence[Path] = ()
+    """Copies of files that were in the places of `files`, and were another tune's or edited."""
 
     @property
     def ledger(self) -> list[Entry]:
@@ -227,7 +229,11 @@ def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscr
         found = _answer(prepared, result, of_deepspeed, venue)
         found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
         answer = _said_in_own_words(found, prepared, paths, venue, tell)
-    files = [file for each in (answer, plain) if each is not None for file in emit_all(each, prepared.options.output)]
+    texts: dict[Path, str] = {}
+    for each in filter(None, (answer, plain)):
+        texts |= files_of(each, paths.config)
+    kept = keep_others(texts, prepared.run_dir / "written.json")
+    files = write_files(texts)
     reported = ReportedRun(
         folder=prepared.run_dir,
         space=result.space,
@@ -243,6 +249,7 @@ def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscr
         result=result,
         answer=answer,
         files=files,
+        kept=kept,
         run_dir=prepared.run_dir,
         trial_seconds=searched.trial_seconds,
         simulated=venue.paper_name,

@@ -164,11 +164,26 @@ def test_no_answer_is_written_where_defaults_would_be_read_from(
     assert not DEFAULTS.exists()
 
 
-def test_an_earlier_answer_even_edited_and_an_empty_file_are_replaced(folder: Path) -> None:
-    answer = folder / "best_config.json"
+def test_an_earlier_answer_is_replaced_and_what_this_tune_did_not_write_so_is_kept_beside(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is kept of an empty file, nor of files that the same tune wrote and nobody edited."""
+    answer, launch = folder / "best_config.json", folder / "best_config.launch.sh"
     answer.touch()
-    assert tune(answer.name) == 0
+    for _ in range(2):
+        assert tune(answer.name) == 0
+    assert list(folder.glob("*.old*")) == []
     written = answer.read_text()
-    answer.write_text(json.dumps({**json.loads(written), "steps_per_print": 7}))
-    assert tune(answer.name) == 0
+    for edit in ("# mine\n", "# mine again\n"):
+        edited = launch.read_text() + edit
+        launch.write_text(edited)
+        assert tune(answer.name) == 0
+        assert launch.read_text() != edited
     assert answer.read_text() == written
+    assert [path.read_text().splitlines()[-1] for path in sorted(folder.glob("*.old*"))] == ["# mine", "# mine again"]
+    assert os.access(folder / "best_config.launch.sh.old", os.X_OK)
+    capsys.readouterr()
+    assert tune(answer.name, "opt-125m") == 0
+    assert (folder / "best_config.json.old").read_text() == written
+    assert answer.read_text() != written
+    assert f", or was edited, as {folder / 'best_config.json.old'}, " in capsys.readouterr().out
