@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ladder.emit import load_best_config as _load
 from ladder.errors import UsageError
 from ladder.results import Planned, Scaled, Tuned
+from ladder.text import instead_of
 from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
@@ -135,7 +135,6 @@ def _asked(options: type[T], function: str, given: Mapping[str, Any]) -> T:
     known = declared(options)
     if unknown := sorted(given.keys() - known.keys()):
         others = sorted(each.name for each in known.values() if not each.option.is_argument)
-        near = difflib.get_close_matches(unknown[0], others, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(others)}."
+        hint = instead_of(unknown[0], others)
         raise UsageError(f"{function}() has no option {', '.join(unknown)}; {hint}")
     return gathered(options, checked_values(options, given))

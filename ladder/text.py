@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _SHORT_LINE = 14
@@ -14,6 +16,15 @@ _SHORT_LINE = 14
 def shown(value: object) -> str:
     """`value` as one line of text with control characters escaped, so that it cannot change the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in str(value))
+
+
+def instead_of(name: object, names: Iterable[str]) -> str:
+    """What may have been meant by `name`, which is none of `names`, or all of them: the end of a sentence."""
+    known = list(names)
+    near = difflib.get_close_matches(shown(name).lower(), known, n=3)
+    return (
+        f"did you mean {' or '.join(', '.join(near).rsplit(', ', 1))}?" if near else f"choose from {', '.join(known)}."
+    )
 
 
 def digest_of(facts: Any, digits: int) -> str:

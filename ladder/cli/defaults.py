@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -16,7 +15,7 @@ import typer
 from typer.models import OptionInfo, ParameterInfo
 
 from ladder.errors import EXIT_FOUND, UsageError
-from ladder.text import shown
+from ladder.text import instead_of, shown
 
 FILE = Path("ladder.yaml")
 _OPTION = re.compile(r"--[a-z][a-z-]*")
@@ -178,9 +177,7 @@ def schema_of_value(parameter: Parameter) -> dict[str, Any]:
 def _known(name: Any, known: Mapping[str, Any], problem: str) -> Any:
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}."
-    raise UsageError(f"{problem} {shown(name)}; {hint}")
+    raise UsageError(f"{problem} {shown(name)}; {instead_of(name, known)}")
 
 
 def _mapping(value: Any, where: str) -> Mapping[Any, Any]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ladder.errors import UsageError
 from ladder.machine.described import Gpu, Machine
+from ladder.text import instead_of
 from ladder.units import parse_bytes
 
 
@@ -102,7 +103,7 @@ def read_machine(text: str) -> SimulatedMachine:
     path = machine_files().get(text.lower()) or Path(text)
     if not path.is_file():
         raise UsageError(
-            f"--machine {text} is neither a file nor a bundled machine; choose from {', '.join(machine_files())}."
+            f"--machine {text} is neither a file nor a bundled machine; {instead_of(text, machine_files())}"
         )
     try:
         facts = yaml.safe_load(path.read_text(encoding="utf-8"))

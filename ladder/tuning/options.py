@@ -14,7 +14,7 @@ from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
 from ladder.errors import UsageError
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
-from ladder.text import shown
+from ladder.text import instead_of, shown
 from ladder.tuning.declaring import Option, Switches
 from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
 from ladder.tuning.technique_choices import TechniqueChoices
@@ -62,7 +62,7 @@ def check_rungs(names: Sequence[str], option: str = "--rung", *, or_engines: boo
     """UsageError if a name given with `option` is not a rung's (with `or_engines`: and not an engine's)."""
     for name in names:
         if name not in RUNGS_BY_NAME and not (or_engines and _is_engine(name)):
-            raise UsageError(f"{option} {shown(name)} is unknown; the rungs are {', '.join(RUNGS_BY_NAME)}.")
+            raise UsageError(f"{option} {shown(name)} is unknown; {instead_of(name, RUNGS_BY_NAME)}")
     return tuple(names)
 
 

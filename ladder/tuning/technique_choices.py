@@ -10,7 +10,7 @@ from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.interpreter import has_module, version_of
 from ladder.machine.versions import is_within
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING, allowable
-from ladder.text import shown
+from ladder.text import instead_of, shown
 from ladder.workload.workload import Workload
 
 
@@ -48,7 +48,7 @@ def require_known(allow: Collection[str]) -> None:
     names = [technique.name for technique in allowable()]
     for name in allow:
         if name not in names:
-            raise UsageError(f"--allow {shown(name)} is unknown; choose from {', '.join(names)}.")
+            raise UsageError(f"--allow {shown(name)} is unknown; {instead_of(name, names)}")
 
 
 def techniques_tried(choices: TechniqueChoices, workload: Workload, device: str, *, on_paper: bool) -> list[Technique]:

@@ -20,7 +20,7 @@ from ladder.events.outcome import Record
 from ladder.events.verdict import trial_seconds
 from ladder.machine.lease import InterruptedWaitError
 from ladder.search.space import Space
-from ladder.text import shown
+from ladder.text import instead_of, shown
 from ladder.tuning.declaring import spread
 from ladder.tuning.options import TrackerName, TuneOptions
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TrialEnds, TuneEnds, TuneEvent, each_of, ignore
@@ -135,7 +135,7 @@ def tracking(name: str | None, asked: TuneOptions) -> Iterator[Tracking]:
 
 def _open(name: str, asked: TuneOptions) -> Tracker:
     if name not in get_args(TrackerName):
-        raise UsageError(f"The tracker {shown(name)} is unknown; choose from {', '.join(get_args(TrackerName))}.")
+        raise UsageError(f"The tracker {shown(name)} is unknown; {instead_of(name, get_args(TrackerName))}")
     try:
         library: Any = importlib.import_module(name)
     except ImportError as error:
