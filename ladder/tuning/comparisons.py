@@ -76,6 +76,8 @@ class Comparisons:
     reference: Engine = REFERENCE
     _reference: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
     """Losses of reference engines, by the candidate's key and whether all ranks had the same data."""
+    _agreed: set[Engine] = field(default_factory=set)
+    """The engines whose losses agreed in this tune."""
 
     @property
     def has_reference(self) -> bool:
@@ -90,7 +92,8 @@ class Comparisons:
         same_data = own.engine.shares_sequences
         specs = [trials.shallow_trial(each, same_data) for each in (own, plain)]
         if self.agreements is not None and self.agreements.have(specs):
-            tell(Note(f"The losses of {own.engine.key} and {plain.engine.key} agreed in an earlier tune here."))
+            if own.engine not in self._agreed:
+                tell(Note(f"The losses of {own.engine.key} and {plain.engine.key} agreed in an earlier tune here."))
             return Parity(agrees=True)
         against = plain.key, same_data
         losses = trials.losses(own, same_data)  # first, as it may run in the processes of the trial before
@@ -100,4 +103,5 @@ class Comparisons:
         parity = compare(losses, reference, candidate.engine, plain.engine)
         if parity.agrees and self.agreements is not None:
             self.agreements.add(specs, (losses, reference))
+            self._agreed.add(own.engine)
         return parity

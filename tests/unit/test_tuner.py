@@ -321,8 +321,17 @@ def test_losses_that_agreed_in_an_earlier_tune_with_the_same_libraries_are_not_c
     monkeypatch.setattr("ladder.tuning.comparisons.package_versions", lambda _: {"torch": "2.11.0"})
     machine = replace(TWO_RANKS, memory_limit=TWO_RANKS.memory_limit * memory_limit)
     again, comparisons = learner([9.0, 8.0, 7.0]), Comparisons(agreements=Agreements(machine=machine))
-    answer_of(tune(tmp_path / "again", again, machine=machine, comparisons=comparisons))
+    said: list[TuneEvent] = []
+    answer_of(tune(tmp_path / "again", again, machine=machine, comparisons=comparisons, tell=said.append))
     assert len([spec for spec in again.specs if spec.parity]) == made
+    agreed = [each.text for each in said if isinstance(each, Note) and "agreed in an earlier tune" in each.text]
+    assert len(agreed) == (made == 0)
+    answer_of(
+        tune(tmp_path / "on", learner([9.0, 8.0, 7.0]), machine=machine, comparisons=comparisons, tell=said.append)
+    )
+    assert len([each for each in said if isinstance(each, Note) and "agreed in an" in each.text]) == 2 * len(agreed), (
+        "what this tune has compared itself is not said again"
+    )
 
 
 def test_a_comparison_that_its_server_did_not_survive_is_made_again(tmp_path: Path) -> None:
