@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +116,20 @@ print(HfApi().upload_folder(repo_id="somebody/model", folder_path="."), upload_f
 def test_a_script_that_makes_a_repository_and_uploads_goes_on_and_nothing_leaves_the_machine() -> None:
     """While it is looked at or tried."""
     assert python(PUBLISHES).stdout.splitlines()[-2:] == ["somebody/model somebody/other", "None None"]
+
+
+def test_ctrl_c_while_the_command_is_still_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    code = (  # what starts the tests may have them ignore SIGINT
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from ladder.__main__ import start; start()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (-signal.SIGINT, b"")
