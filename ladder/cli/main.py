@@ -138,6 +138,8 @@ def _run(typed: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ladder"):
+            raise
         if isinstance(error, OSError) and error.errno in _UNPRINTED and error.filename is None:
             _discard_stdout()
             print(f"ladder: stdout cannot be written ({error.strerror}); free some space there.", file=sys.stderr)

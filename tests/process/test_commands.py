@@ -133,3 +133,19 @@ def test_ctrl_c_while_the_command_is_still_imported_ends_it_without_a_traceback(
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (-signal.SIGINT, b"")
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [("psutil", ["plan"]), ("optuna", ["sbatch", "opt-125m"]), ("numpy", ["sbatch", "opt-125m"])],
+)
+def test_a_package_that_ladder_needs_and_is_missing_is_named_in_one_sentence(
+    package: str, command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module named {package}', name={package!r})")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder", *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith(f"ladder: {package} is missing in {sys.prefix}, where ladder runs; ")
