@@ -206,10 +206,14 @@ def _document(folder: Path, stored: StoredRun, entries: list[Entry], *, on_paper
 
 def newest_run() -> Path:
     """The run folder in ./ladder-runs that a tune used last. UsageError if there is none."""
-    folders = [path.parent for path in _RUNS.glob("*/journal.log")]
-    if not folders:
+    if not (folders := runs_here()):
         raise UsageError(f"There is no run in ./{_RUNS}; name the run folder, or start `ladder tune` first.")
-    return max(folders, key=_last_tuned)
+    return folders[0]
+
+
+def runs_here() -> list[Path]:
+    """The run folders in ./ladder-runs, the one that a tune used last first."""
+    return sorted((path.parent for path in _RUNS.glob("*/journal.log")), key=_last_tuned, reverse=True)
 
 
 def _last_tuned(folder: Path) -> float:

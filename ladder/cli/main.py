@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ladder.cli import bundled, doctor, explain, export, plan, report, run, sbatch, scale, tune, verify
+from ladder.cli import doctor, explain, export, lists, plan, report, run, sbatch, scale, tune, verify
 from ladder.cli.command_help import PanelledCommand
 from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
@@ -74,8 +74,9 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
     ("report", _RESULTS, report.report),
     ("verify", _RESULTS, verify.verify),
     ("export", _RESULTS, export.export),
-    ("models", _LOOKING_UP, bundled.models),
-    ("machines", _LOOKING_UP, bundled.machines),
+    ("runs", _LOOKING_UP, lists.runs),
+    ("models", _LOOKING_UP, lists.models),
+    ("machines", _LOOKING_UP, lists.machines),
     ("doctor", _LOOKING_UP, doctor.doctor),
     ("schema", _LOOKING_UP, schema_command(app)),
 )

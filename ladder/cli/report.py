@@ -33,6 +33,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Show the page in the browser too.")] = False,
 ) -> int:
     """Write what a tune found: figures, every candidate with its reason, and how to use the answer.
 
@@ -59,6 +60,11 @@ def report(
     require_file_name(output, "report.html")
     write_atomically(output, text)
     typer.echo(f"Wrote {output}")
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(output.absolute().as_uri()):
+            typer.echo(f"No browser was found here; open {output} in one.")
     return EXIT_FOUND
 
 

@@ -285,3 +285,50 @@ def test_an_answer_edited_by_hand_is_left_out_of_the_report(folder: Path, tmp_pa
     assert read_reported_run(copy).config is None
     assert main(["report", str(copy)]) == 0
     assert "How to use it" not in (copy / "report.html").read_text()
+
+
+# ladder runs
+
+
+def test_past_tunes_are_listed_found_by_what_is_said_of_them_and_shown_side_by_side(
+    simulated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "other"):
+        shutil.copytree(simulated_run, tmp_path / "ladder-runs" / name)
+    (tmp_path / "ladder-runs" / "broken").mkdir()
+    (tmp_path / "ladder-runs" / "broken" / "journal.log").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    best = there(read_reported_run(simulated_run).best)
+    assert main(["runs", "--format", "json"]) == 0
+    listed = capsys.readouterr()
+    rows = json.loads(listed.out)
+    assert {row["run"] for row in rows} == {"ladder-runs/one", "ladder-runs/other"}
+    assert {(row["model"], row["tokens_per_second"], row["state"]) for row in rows} == {
+        ("llama-2-7b", best.tokens_per_second, "simulated")
+    }
+    assert listed.err.startswith("Left out: ")
+    assert main(["runs", "LLAMA", "a100"]) == 0
+    table = capsys.readouterr().out
+    assert "ladder-runs/one" in table
+    assert "ladder-runs/other" in table
+    assert main(["runs", "llama", "one", "--compare"]) == 0
+    compared = capsys.readouterr().out
+    assert "other" not in compared
+    assert f"{best.tokens_per_second:,.0f}" in compared
+    assert main(["runs", "h100"]) == 0
+    assert capsys.readouterr().out == "No tune under ./ladder-runs has h100.\n"
+
+
+def test_a_report_is_opened_in_the_browser_or_is_said_to_be_where_it_is(
+    simulated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: bool(opened.append(url)) or len(opened) == 1)
+    page = tmp_path / "a page.html"
+    for _ in range(2):  # the second time no browser is found
+        assert main(["report", str(simulated_run), "--output", str(page), "--open"]) == 0
+    assert opened == [page.as_uri()] * 2
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"Wrote {page}",
+        f"No browser was found here; open {page} in one.",
+    ]
