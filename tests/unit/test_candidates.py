@@ -143,7 +143,15 @@ def test_divisors_are_all_of_them_ascending_and_those_of_a_huge_number_are_found
     assert divisors(10**12) == sorted(2**i * 5**j for i in range(13) for j in range(13))
 
 
-def test_an_unknown_rung_is_refused_with_the_names_of_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"zero4 is unknown.*zero2\+opt-cpu"):
-        check_rungs(["zero2", "zero4"])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("zero2+cpu", r"did you mean zero2\+opt-cpu, .* or .*\?"),
+        ("dpp", r"did you mean ddp\?"),
+        ("stages", r"choose from zero0, .*, fsdp2\+cpu\."),
+    ],
+)
+def test_an_unknown_rung_is_refused_with_the_names_of_those_that_may_be_meant(name: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--rung {re.escape(name)} is unknown; {meant}$"):
+        check_rungs(["zero2", name])
     assert check_rungs(["zero2"]) == ("zero2",)

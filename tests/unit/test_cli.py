@@ -31,7 +31,7 @@ OPTIONS = [
 ]
 COMMANDS = (
     "tune", "plan", "scale", "sbatch", "run", "explain", "report", "verify", "export", "doctor", "schema", "models",
-    "machines",
+    "machines", "runs",
 )  # fmt: skip
 
 
