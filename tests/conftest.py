@@ -45,6 +45,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What this machine's tunes taught must not decide a test, and no test teaches anything."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LADDER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("LADDER_LEASES", str(tmp_path_factory.mktemp("leases")))  # tests run side by side on one CPU
         fill_cache()
         yield
 

@@ -1,4 +1,4 @@
-"""Leases: only one tune uses a GPU. A lease is a file lock, so the kernel releases it when its process ends."""
+"""Leases: only one tune uses a GPU, or the CPU. A lease is a file lock, which the kernel releases with its process."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from types import TracebackType
 from ladder.errors import EnvironmentFaultError, LadderError
 from ladder.machine.described import Gpu
 from ladder.machine.gpus import Obstacle, obstacle
+from ladder.text import digest_of
 
 # Shared by all users of the host, because they share its GPUs. Not TMPDIR, which differs between logins.
 _FOLDER = Path("/tmp/ladder-leases")
@@ -36,11 +37,11 @@ class InterruptedWaitError(LadderError):
 
 
 class BusyGpusError(EnvironmentFaultError):
-    """GPUs that will be free again, but are not yet."""
+    """GPUs, or cores, that will be free again, but are not yet."""
 
 
 class Leases:
-    """The GPUs of one tune, held until `close` or the end of this process."""
+    """The GPUs or the cores of one tune, held until `close` or the end of this process."""
 
     def __init__(
         self,
@@ -54,7 +55,25 @@ class Leases:
         self._folder = folder or Path(os.environ.get("LADDER_LEASES", _FOLDER))
         self._held: dict[str, int] = {}
         self.waited = 0.0
-        """Seconds that the tune has waited for GPUs."""
+        """Seconds that the tune has waited for GPUs or cores."""
+
+    def hold_cores(self) -> None:
+        """Lease the cores that this process may use: two tunes on the same ones would measure each other.
+
+        BusyGpusError if another tune has them, unless the user asked to wait.
+        """
+        name, before, began = f"cpu-{digest_of(sorted(os.sched_getaffinity(0)), 8)}", self.waited, time.monotonic()
+        told = ""
+        while (found := self._lease(name, "The CPU")) is not None:
+            if not self._wait:
+                raise BusyGpusError(f"{found.sentence}, or give it other cores (taskset).")
+            if not told:
+                told = found.sentence
+                self._note(waiting(told))
+            time.sleep(_POLL_SECONDS)
+            self.waited = before + time.monotonic() - began
+            if self._cancelled():
+                raise InterruptedWaitError("interrupted while waiting for the CPU.")
 
     def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
         """Lease the first `count` GPUs that have `needed` bytes free and that nobody uses; see `machine.Choice`.
@@ -92,7 +111,8 @@ class Leases:
         for gpu in visible:
             if len(chosen) == count:
                 break
-            found = (obstacle(gpu, needed) if gpu.fault else self._lease(gpu)) or obstacle(gpu, needed)
+            leased = None if gpu.fault else self._lease(gpu.uuid, f"GPU {gpu.uuid} ({gpu.name})")
+            found = leased or obstacle(gpu, needed)
             if found is None:
                 chosen.append(gpu)
                 continue
@@ -105,15 +125,15 @@ class Leases:
         for descriptor in self._held.values():
             _write_holder(descriptor, run_folder)
 
-    def _lease(self, gpu: Gpu) -> Obstacle | None:
-        """Take the lease of `gpu`; returns who holds it if it is taken already."""
-        path = self._folder / re.sub(r"[^\w-]", "_", gpu.uuid)
+    def _lease(self, name: str, what: str) -> Obstacle | None:
+        """Take the lease called `name`, of `what`; returns who holds it if it is taken already."""
+        path = self._folder / re.sub(r"[^\w-]", "_", name)
         try:
             _make_shared(self._folder)
             descriptor = _open_shared(path)
         except OSError as error:
             raise EnvironmentFaultError(
-                f"GPU {gpu.uuid} cannot be leased ({path}: {error.strerror}); let every user write to "
+                f"{what} cannot be leased ({path}: {error.strerror}); let every user write to "
                 f"{self._folder}, or set LADDER_LEASES to a folder that all tunes of this host share."
             ) from None
         try:
@@ -126,13 +146,13 @@ class Leases:
                     f"{self._folder} does not support file locks ({error.strerror}); set LADDER_LEASES to a folder on "
                     "a local disk."
                 ) from None
-            return Obstacle(f"GPU {gpu.uuid} ({gpu.name}) is held by another tune ({holder}); wait for it with --wait")
-        self._held[gpu.uuid] = descriptor
+            return Obstacle(f"{what} is held by another tune ({holder}); wait for it with --wait")
+        self._held[name] = descriptor
         _write_holder(descriptor, None)
         return None
 
-    def _release(self, uuid: str) -> None:
-        descriptor = self._held.pop(uuid, None)
+    def _release(self, name: str) -> None:
+        descriptor = self._held.pop(name, None)
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
@@ -140,8 +160,8 @@ class Leases:
 
     def close(self) -> None:
         """Release all leases."""
-        for uuid in list(self._held):
-            self._release(uuid)
+        for name in list(self._held):
+            self._release(name)
 
     def __enter__(self) -> Leases:
         return self

@@ -243,7 +243,7 @@ class TuneOptions(WorkloadOptions):
     nvme_path: Annotated[
         Path | None, Option("A folder on a fast NVMe drive. Without it, no rung uses NVMe.", MACHINE)
     ] = None
-    wait: Annotated[bool, Option("Wait for GPUs that another tune or process uses.", MACHINE)] = False
+    wait: Annotated[bool, Option("Wait for GPUs that another tune or process uses, or for the CPU.", MACHINE)] = False
     launcher: Annotated[
         LauncherName,
         Option(

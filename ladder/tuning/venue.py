@@ -122,7 +122,7 @@ class ThisHost:
         self._options, self._leases, self._tell, self._cancelled = options, leases, tell, cancelled
 
     def machine(self) -> Machine:
-        """The machine as detected; its GPUs are leased from here on."""
+        """The machine as detected; its GPUs, or else its cores, are leased from here on."""
         options = self._options
         nvme_path = options.nvme_path.resolve() if options.nvme_path is not None else None
         nvme_write_speed = check_nvme_path(nvme_path) if nvme_path is not None else None
@@ -133,6 +133,8 @@ class ThisHost:
             nvme_path=nvme_path,
             choose=self._leases.choose,
         )
+        if machine.device == "cpu":
+            self._leases.hold_cores()
         return replace(machine, nvme_write_speed=nvme_write_speed)
 
     def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:

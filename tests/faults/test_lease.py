@@ -19,7 +19,9 @@ from types import MappingProxyType
 import psutil
 import pytest
 from faults.fake_nvml import FakeGpus
+from helpers import ladder
 
+from ladder.machine.lease import BusyGpusError, InterruptedWaitError, Leases
 from ladder.units import GIB
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
@@ -305,7 +307,7 @@ def test_what_somebody_planted_in_place_of_a_lease_is_refused_and_not_written_to
     (tmp_path / "leases").mkdir()
     plant(tmp_path / "leases" / "GPU-fake-0", victim)
     said = gpus.run(choose())
-    assert said.startswith("EnvironmentFaultError 4: GPU GPU-fake-0 cannot be leased")
+    assert said.startswith("EnvironmentFaultError 4: GPU GPU-fake-0 (Fake GPU) cannot be leased")
     assert "LADDER_LEASES" in said
     assert victim.read_text() == "precious"
 
@@ -319,7 +321,41 @@ def test_nonsense_in_a_lease_is_shown_as_text_at_most(gpus: FakeGpus, text: str)
         assert said.isprintable()
 
 
-def test_cpu_ranks_take_no_lease(gpus: FakeGpus) -> None:
-    with holding(gpus):
-        code = "with Leases() as leases:\n    print(detect_machine(gpus=0, gpu_memory=None, host_memory=None,"
-        assert gpus.run(code + " nvme_path=None, choose=leases.choose).device)") == "cpu"
+def test_two_tunes_on_one_cpu_know_of_each_other_and_on_different_cores_do_not_meet(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    with Leases(folder=tmp_path) as first, Leases(folder=tmp_path) as second:
+        first.hold_cores()
+        first.name_run(tmp_path / "its run")
+        with pytest.raises(BusyGpusError) as refused:
+            second.hold_cores()
+        assert str(refused.value) == (
+            f"The CPU is held by another tune (pid {os.getpid()}, run folder '{tmp_path / 'its run'}'); wait for it "
+            "with --wait, or give it other cores (taskset)."
+        )
+        told: list[str] = []
+
+        def ends(text: str) -> None:
+            told.append(text)
+            first.close()
+
+        with Leases(wait=True, note=ends, folder=tmp_path) as patient:
+            patient.hold_cores()
+        assert told == [f"Waiting: {str(refused.value).partition(';')[0]}."]
+        first.hold_cores()
+        with pytest.raises(InterruptedWaitError):
+            Leases(wait=True, cancelled=lambda: True, folder=tmp_path).hold_cores()
+        if len(cores) > 1:
+            try:
+                os.sched_setaffinity(0, {min(cores)})
+                second.hold_cores()
+            finally:
+                os.sched_setaffinity(0, cores)
+
+
+def test_of_two_tunes_on_one_cpu_the_second_is_refused_before_any_trial(tmp_path: Path) -> None:
+    with Leases(folder=Path(os.environ["LADDER_LEASES"])) as held:
+        held.hold_cores()
+        done = ladder("tune", "tiny-llama", "--gpus", "0", folder=tmp_path)
+    assert done.status == 4
+    assert "ladder: The CPU is held by another tune (pid " in done.errors
+    assert not (tmp_path / "ladder-runs").exists()
