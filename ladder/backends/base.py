@@ -121,6 +121,10 @@ class Backend(ABC):
     one_rank_needs_no_stage = False
     """With one rank, which has nothing to divide, its other stages add work to stage 0 and take none away."""
 
+    def title(self, rung: Rung) -> str:
+        """What people call `rung`, without its offload: the beginning of a sentence."""
+        return rung.name
+
     # Whether a rung can be tried
 
     def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:

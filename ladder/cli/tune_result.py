@@ -12,6 +12,7 @@ from rich.markup import escape
 from ladder.cli.console import stdout_console
 from ladder.report.as_it_stands import compared, compared_without_deepspeed
 from ladder.report.first_fit import first_fit
+from ladder.report.summary import spelled_out
 from ladder.report.table import left_out, rows, terminal_table, unsupported_line
 from ladder.report.times import total_line
 from ladder.search.audit import audit_report
@@ -33,7 +34,7 @@ _LINES_OF_A_FILE = 50
 """Lines of output without a terminal: about what an editor shows at once. Chosen by eye."""
 _WRAPS = 100
 """With fewer columns, the sentences below the table wrap (measured in a terminal)."""
-_LINES_BELOW, _LINES_BELOW_IF_WIDE = 21, 17
+_LINES_BELOW, _LINES_BELOW_IF_WIDE = 23, 18
 """Lines around the table: its heading, the sentences below it, and the prompt. Counted (measured) at 80 and at 120
 columns.
 """
@@ -74,6 +75,7 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
             f"{_in_its_trial(done)}{_speed_of_a_training(answer)}, {format_bytes(answer.measurement.peak_device)} of "
             f"{format_bytes(answer.memory_limit)} ({answer.headroom:.0%} headroom){_in_a_training(answer)}, {how}."
         )
+        console.print(f"That is {escape(spelled_out(answer.candidate, done.result.space))}.")
         if done.result.answer and (said := compared(done.result.space, done.result.records, done.result.answer)):
             console.print(f"[bold]{escape(said)}[/]")
         for warning in answer.warnings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import json
@@ -74,8 +75,8 @@ def keep_others(texts: Mapping[Path, str], written: Path) -> list[Path]:
     """Copy what `texts` would replace and who wrote it last is not known, as `NAME.old`; returns the copies.
 
     `written` is the file with the digest of what was last written to each path: what still has it may be replaced, and
-    so may what would not change. Then `written` has the digests of `texts`. EnvironmentFaultError if a file cannot be
-    copied.
+    so may what would not change or has a copy. Then `written` has the digests of `texts`. EnvironmentFaultError if a
+    file cannot be copied.
     """
     known: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):
@@ -84,7 +85,9 @@ def keep_others(texts: Mapping[Path, str], written: Path) -> list[Path]:
     for path, text in texts.items():
         try:
             found = path.read_bytes() if path.is_file() else b""
-            if found and _digest(found) not in (known.get(str(path)), _digest(_encoded(text))):
+            is_ours = _digest(found) in (known.get(str(path)), _digest(_encoded(text)))
+            copies = path.parent.glob(f"{glob.escape(path.name)}.old*")
+            if found and not is_ours and not any(copy.read_bytes() == found for copy in copies):
                 kept.append(_free_name(path))
                 shutil.copy2(path, kept[-1])
         except OSError as error:

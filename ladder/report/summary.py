@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.registry import backend_of
+from ladder.candidates import Candidate
 from ladder.emit.config import candidate_key_in
 from ladder.emit.exporters.base import making_accelerate
 from ladder.emit.files import OutputPaths
@@ -60,14 +62,43 @@ def and_knobs(number: int) -> str:
     return f" and {counted(number, 'setting')} of knobs" if number else ""
 
 
+_PLACES = {"cpu": "in host memory", "nvme": "on NVMe"}
+_CHECKPOINTING = {
+    "off": "no checkpointing",
+    "on": "checkpointing of every layer",
+    "1/2": "checkpointing of every second layer",
+    "cpu": "checkpoints in host memory",
+}
+
+
+def spelled_out(candidate: Candidate, space: Space) -> str:
+    """A candidate as one would say it, such as `ZeRO-2, no checkpointing, micro-batch 4, accumulation 8, on 2 GPUs`."""
+    rung, title = candidate.engine.rung, backend_of(candidate.engine.rung).title(candidate.engine.rung)
+    held = {"the optimizer": rung.offload_optimizer, "parameters": rung.offload_param}
+    for place, words in _PLACES.items():
+        if there := [what for what, where in held.items() if where == place]:
+            title += f" with {' and '.join(there)} {words}"
+    parts = [title, *(technique.title for technique in candidate.engine.techniques)]
+    parts += [f"{name} {value}" for name, value in candidate.engine.knobs]
+    parts += [_CHECKPOINTING[candidate.checkpointing], f"micro-batch {candidate.micro_batch}"]
+    parts += [f"accumulation {candidate.accumulation}"] if candidate.accumulation > 1 else []
+    ranks = counted(space.world_size, "GPU" if space.device == "cuda" else "CPU rank")
+    return f"{', '.join(parts)}, on {ranks}"
+
+
 def answer_sentence(run: ReportedRun) -> str:
-    """Whether the answer is proven."""
+    """What it is in words, and whether it is proven; empty without one."""
+    if run.best is None:
+        return ""
+    words = spelled_out(run.space.by_key[run.best.candidate_key], run.space)
     if run.simulated:
-        return SIMULATED
+        return f"{words}. {SIMULATED}"
     if run.answer is None:
-        return "The fastest that fits so far; it is not proven yet."
+        return f"{words}. The fastest that fits so far; it is not proven yet."
     what = "with DeepSpeed" if _faster_plain(run.best, run.records, run.space) else "that fits"
-    return f"The fastest {what}, proven in fresh processes with an evaluation pass and the gathering of weights."
+    return (
+        f"{words}. The fastest {what}, proven in fresh processes with an evaluation pass and the gathering of weights."
+    )
 
 
 def recipe_sentence(run: ReportedRun) -> str:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from helpers import there
+from helpers import make_candidate, there
+from helpers.searches import make_space
 from helpers.tunes import on_paper
 
+from ladder.candidates import Candidate
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
 from ladder.events.outcome import Outcome, Record
@@ -24,7 +26,7 @@ from ladder.report.about import command_line, read_about
 from ladder.report.figures import memory_by_part, time_by_trial
 from ladder.report.markdown import markdown
 from ladder.report.run_data import ReportedRun
-from ladder.report.summary import usage
+from ladder.report.summary import spelled_out, usage
 from ladder.report.table import rows
 from ladder.report.writing import write_reports
 from ladder.runs.journal import Journal, ReadOnlyJournal
@@ -285,6 +287,33 @@ def test_an_answer_edited_by_hand_is_left_out_of_the_report(folder: Path, tmp_pa
     assert read_reported_run(copy).config is None
     assert main(["report", str(copy)]) == 0
     assert "How to use it" not in (copy / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        (
+            make_candidate("zero2", checkpointing=False, micro_batch=4, accumulation=8),
+            "ZeRO-2, no checkpointing, micro-batch 4, accumulation 8, on 2 GPUs",
+        ),
+        (
+            make_candidate("zero3+param-nvme+opt-nvme", checkpointing=True, micro_batch=1, accumulation=1),
+            "ZeRO-3 with the optimizer and parameters on NVMe, checkpointing of every layer, micro-batch 1, on 2 GPUs",
+        ),
+        (
+            replace(make_candidate("zero3+param-cpu+opt-cpu+lean", accumulation=1), checkpoint_every=2),
+            "ZeRO-3 in small buffers with the optimizer and parameters in host memory, checkpointing of every second "
+            "layer, micro-batch 1, on 2 GPUs",
+        ),
+        (
+            make_candidate("ddp", checkpointing=False, micro_batch=2, accumulation=1),
+            "DDP, no checkpointing, micro-batch 2, on 2 GPUs",
+        ),
+    ],
+    ids=lambda value: value.key if isinstance(value, Candidate) else "",
+)
+def test_a_candidate_is_said_in_words(candidate: Candidate, words: str) -> None:
+    assert spelled_out(candidate, make_space(candidate.engine.rung.name, world_size=2)) == words
 
 
 # ladder runs

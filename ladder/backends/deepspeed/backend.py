@@ -11,7 +11,7 @@ from ladder.backends.base import Backend, Choices, Device, EmittedTraining, Flaw
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
 from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.moments import moments_of, offloaded
-from ladder.backends.deepspeed.rungs import NAME, RUNGS
+from ladder.backends.deepspeed.rungs import LEAN_KNOBS, NAME, RUNGS
 from ladder.backends.deepspeed.step_terms import step_terms
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
@@ -50,6 +50,9 @@ class DeepSpeed(Backend):
     flaws = _FLAWS
     kind = "zero"
     one_rank_needs_no_stage = True
+
+    def title(self, rung: Rung) -> str:
+        return f"ZeRO-{rung.stage}{' in small buffers' if rung.knobs == LEAN_KNOBS else ''}"
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """Offload would replace most optimizers by another one, and ZeRO has one long tensor of many weights.

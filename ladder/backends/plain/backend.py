@@ -44,6 +44,9 @@ class Plain(Backend):
     flaws = _FLAWS
     kind = "wrapped"
 
+    def title(self, rung: Rung) -> str:
+        return {0: "DDP", 2: "FSDP2 that keeps gathered weights for backward"}.get(rung.stage, "FSDP2")
+
     def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
         """On several CPU ranks, where accelerate ignores FSDP, `ladder run` starts scripts; other launchers use
         accelerate as it is. With one GPU, offload has the same bytes over the same bus as DeepSpeed's (simulated).
