@@ -17,18 +17,18 @@ from rich.terminal_theme import MONOKAI
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import RankReported, TuneEvent
-from ladder.tuning.watch.live import LiveView
+from ladder.tuning.watch.live import Drawing
 
 PICTURE = Path(__file__).parents[1] / "docs" / "live-view.svg"
 COMMAND = "ladder tune llama-2-7b --launcher simulated --machine a100-40"
 WIDTH, HEIGHT = 106, 40
 
 
-class Camera(LiveView):
+class Camera(Drawing):
     """Keeps the last picture that was taken while a trial measured."""
 
     def __init__(self) -> None:
-        super().__init__(Console(width=WIDTH, height=HEIGHT, file=io.StringIO(), force_terminal=True))
+        super().__init__(lambda text: None)
         self.picture = ""
 
     def __call__(self, event: TuneEvent) -> None:

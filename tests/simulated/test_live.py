@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import urlopen
 
 import pytest
 from helpers import tiny_trial
 from helpers.events import measured_event
 from helpers.searches import fitting, make_space
 from rich.console import Console
+from rich.text import Text
 
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
@@ -30,8 +36,9 @@ from ladder.tuning.tune_events import (
     each_of,
 )
 from ladder.tuning.watch import watching
-from ladder.tuning.watch.live import LiveView
+from ladder.tuning.watch.live import Drawing
 from ladder.tuning.watch.progress import Progress
+from ladder.tuning.watch.web import followed_at
 from ladder.units import GIB
 
 WIDTHS = (40, 80, 120)
@@ -39,12 +46,12 @@ SPACE = make_space("zero1", "zero2", world_size=2, probe_layers=4)
 FITTING = [fitting(SPACE, candidate) for candidate in SPACE.candidates]
 
 
-class Camera(LiveView):
+class Camera(Drawing):
     """A live view that is drawn each time it is told something, every sixth event included; it keeps the pictures."""
 
     def __init__(self, width: int, height: int = 60) -> None:
         self.paper = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
-        super().__init__(self.paper)
+        super().__init__(lambda text: self.paper.print(Text(text)))
         self.pictures: list[str] = []
         self._num_events = 0
 
@@ -229,3 +236,26 @@ def test_without_a_terminal_a_tune_is_plain_lines_or_silence_and_says_how_much_i
     assert not re.search(r"^  \d+\.\d s \(", first, re.MULTILINE), "no time is estimated"
     assert re.search(r"^Continuing: \d+ of \d+ candidates are measured already\.$", again, re.MULTILINE)
     assert "trial 0001" not in silence
+
+
+# In the browser
+
+
+def test_a_page_at_localhost_shows_the_tune_to_those_who_know_its_address_alone(tmp_path: Path) -> None:
+    with followed_at() as (page, address):
+        assert urlsplit(address).hostname == "127.0.0.1"
+        page(Note("a <b>name</b>"))
+        tune(page, tmp_path)
+        with urlopen(f"{address}now?columns=80", timeout=10) as answer:
+            now = json.load(answer)
+        with urlopen(address, timeout=10) as answer:
+            assert b"<title>ladder tune</title>" in answer.read()
+        for stranger in (urljoin(address, "/"), urljoin(address, "/now"), address.rstrip("/") + "x/"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(stranger, timeout=10)
+    assert now["headline"].startswith(f"proven {now['ended']}")
+    assert now["ended"] in unescape(now["drawn"])
+    assert max(map(len, unescape(re.sub(r"<.*?>", "", now["drawn"])).splitlines())) <= 80
+    assert now["said"][0] == "a <b>name</b>"  # the page sets it as text
+    with pytest.raises(URLError):
+        urlopen(address, timeout=10)
