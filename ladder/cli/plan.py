@@ -14,7 +14,7 @@ from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT
 from ladder.tuning.plan_options import PlanOptions
-from ladder.units import counted, format_bytes, parameters_in_words
+from ladder.units import GIB, counted, format_bytes, parameters_in_words
 from ladder.workload.trained import said_of_training
 
 if TYPE_CHECKING:
@@ -70,18 +70,26 @@ _MEMORY = {
     "buffer": "buffers_gib",
     "other": "outside_torch_gib",
 }
+_BAR = "memory"
+_BAR_CELLS = 10
+"""Of the bar, for a GPU's whole memory. Chosen: what 80 columns leave."""
 _IN_LESS = {
     "fits": "fits",
     "ckpt": "checkpointing",
     "mb": "micro_batch",
     "tokens/s": "tokens_per_second",
+    _BAR: "",
     "peak": "peak_gib",
     "host": "host_gib",
     "GPUs": "smallest_gpus",
 }
-_COLUMNS = {**dict(list(_IN_LESS.items())[:4]), **_MEMORY, **dict(list(_IN_LESS.items())[4:])}
+_COLUMNS = {**dict(list(_IN_LESS.items())[:4]), **_MEMORY, **dict(list(_IN_LESS.items())[5:])}
 _IN_SHORT = {name: _IN_LESS[name] for name in ("fits", "peak", "GPUs")}
 _LEGEND = "GPUs: the fewest on which the rung fits."
+_LETTERS = (
+    "memory: weights, grads, optimizer, activations, logits, buffers, x for what is outside PyTorch; "
+    f"{_BAR_CELLS} letters are all of a GPU. In GiB: on a wider terminal, or with --format json."
+)
 _ELSEWHERE = "Memory by part: on a wider terminal, or with --format json."
 _PARTS = "activ.: what the forward pass keeps for the backward pass. other: CUDA, NCCL and all else outside PyTorch."
 _STYLES = {"no": "dim", "perhaps": "yellow"}
@@ -94,6 +102,16 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     if key == "tokens_per_second":
         return f"{value:,}" if row["fits"] != "no" else ""
     return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _bar(row: Mapping[str, Any], limit: float) -> str:
+    """The memory of a GPU by part, a letter for each tenth of `limit` GiB; `>` where it needs more."""
+    bar, filled = "", 0.0
+    for part, key in _MEMORY.items():
+        filled += row[key]
+        letter = "x" if part == "other" else part[0]
+        bar += letter * (round(_BAR_CELLS * filled / limit) - len(bar))
+    return bar if len(bar) <= _BAR_CELLS else f"{bar[: _BAR_CELLS - 1]}>"
 
 
 def _print(made: Plan, space: Space) -> None:
@@ -112,10 +130,11 @@ def _print(made: Plan, space: Space) -> None:
     shown, table = next(
         (columns, table)
         for columns in (_COLUMNS, _IN_LESS, _IN_SHORT)
-        if _width(console, table := _table(made, columns)) <= console.width or columns is _IN_SHORT
+        if _width(console, table := _table(made, columns, space.memory_limit / GIB)) <= console.width
+        or columns is _IN_SHORT
     )
     console.print(table)
-    _say(console, f"{_LEGEND} {_PARTS if shown is _COLUMNS else _ELSEWHERE}")
+    _say(console, f"{_LEGEND} {_PARTS if shown is _COLUMNS else _LETTERS if shown is _IN_LESS else _ELSEWHERE}")
     winner = expected_winner(made)
     if winner is None:
         _say(console, f"Nothing is predicted to fit. {remedies(space).sentence()}".rstrip())
@@ -130,7 +149,8 @@ def _print(made: Plan, space: Space) -> None:
         _say(console, f"A tune would take {made.tune.sentence()}.")
 
 
-def _table(made: Plan, columns: Mapping[str, str]) -> Table:
+def _table(made: Plan, columns: Mapping[str, str], limit: float) -> Table:
+    """`limit` is a GPU's memory in GiB."""
     from rich.table import Table
 
     from ladder.text import in_short_lines
@@ -139,13 +159,13 @@ def _table(made: Plan, columns: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="left" if name == _BAR else "right", no_wrap=True)
     winner = expected_winner(made)
     for row in made.rungs:
         values = rung_row(row)
         table.add_row(
             in_short_lines(values["rung"]) if columns is _IN_SHORT else values["rung"],
-            *(_cell(values, key) for key in columns.values()),
+            *(_cell(values, key) if key else _bar(values, limit) for key in columns.values()),
             style="bold green" if row is winner else _STYLES.get(values["fits"], ""),
         )
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import typer
@@ -84,6 +85,11 @@ def test_on_a_narrow_terminal_the_table_has_what_there_is_room_for(columns: int,
     for word in ("peak", "GPUs", "zero0", "zero3", "+param-nvme"):
         assert word in table
     assert ("tokens/s" in table) == (columns >= 80)
+    bars = dict(re.findall(r"^(\S+) .* ([wgoalbx]+>?) +[\d.]+ +[\d.]+ +[>\d]+ *$", table, re.MULTILINE))
+    assert ("zero2" in bars) == (columns == 80)
+    if bars:  # of 80 GiB, in tenths
+        assert bars["zero0"] == "wwggggooo>"
+        assert set(bars["zero2+opt-cpu"]) <= set("wgalbx"), "the optimizer is on the host"
     assert all((part in table) == (columns >= 120) for part in ("weights", "grads", "optim.", "activ.", "logits"))
 
 
