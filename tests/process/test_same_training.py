@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,8 +31,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, trial_environment: dict[str, 
         yield held
 
 
-def tuned(home: Rehearsals, key: str, *command: str) -> Any:
-    """Writes best_config.json with the candidate `key` for `command`; what a look found of it."""
+def tuned(home: Rehearsals, key: str, *command: str) -> tuple[Path, Any]:
+    """Writes the answer with the candidate `key` for `command`; its file, and what a look found of the command."""
     script = home.look(*command)
     workload = home.workload(script)
     found = dataclasses.replace(
@@ -43,8 +44,8 @@ def tuned(home: Rehearsals, key: str, *command: str) -> Any:
         gpu_name=None,
         run_dir=home.home / "run",
     )
-    emit_all(found, home.home / "best_config.json")
-    return script.facts
+    file, *_ = emit_all(found, home.home / "best_config.json")
+    return file, script.facts
 
 
 def logged(home: Rehearsals) -> list[list[dict[str, Any]]]:
@@ -76,7 +77,7 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
         pytest.importorskip("trl")
     if way == "sentences":
         pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    facts = tuned(home, key, SCRIPT, way)
+    file, facts = tuned(home, key, SCRIPT, way)
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
     own = subprocess.run(
         [*TORCHRUN, SCRIPT, way],
@@ -89,7 +90,7 @@ def test_steps_samples_and_learning_rates_are_those_of_the_script_s_own_training
     )
     assert own.returncode == 0, own.stderr[-3000:]
     by_itself = logged(home)
-    done = ladder("run", "best_config.json", folder=home.home)
+    done = ladder("run", file.name, folder=home.home)
     assert done.status == 0, done.output + done.errors
     under_the_answer = logged(home)
     assert len(by_itself) == len(under_the_answer) == 2
