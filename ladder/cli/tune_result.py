@@ -12,6 +12,7 @@ from rich.markup import escape
 from ladder.cli.console import stdout_console
 from ladder.report.as_it_stands import compared, compared_without_deepspeed
 from ladder.report.first_fit import first_fit
+from ladder.report.noise import busy_sentence, not_told_apart
 from ladder.report.summary import spelled_out
 from ladder.report.table import left_out, rows, terminal_table, unsupported_line
 from ladder.report.times import total_line
@@ -45,6 +46,8 @@ def print_result(done: TuneOutput, *, quiet: bool) -> None:
     console = stdout_console()
     if not quiet:
         _print_search(done, done.ledger, console)
+    if busy := busy_sentence(done.result.records):
+        console.print(f"[yellow]{escape(busy)}[/]")
     _print_answer(done, console)
 
 
@@ -78,6 +81,8 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
         console.print(f"That is {escape(spelled_out(answer.candidate, done.result.space))}.")
         if done.result.answer and (said := compared(done.result.space, done.result.records, done.result.answer)):
             console.print(f"[bold]{escape(said)}[/]")
+        if done.result.answer and (near := not_told_apart(done.result.space, done.result.records, done.result.answer)):
+            console.print(escape(near))
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
         _print_plain(done, console, answer)

@@ -10,6 +10,8 @@ OutcomeKind = Literal[
 ]
 Purpose = Literal["measure", "probe", "proof"]
 """The purpose of a trial. A probe uses a model with a few layers, so its figures are not the candidate's own."""
+_BUSY = 0.1
+"""Of the cores' time: what other programs take above it is worth a word. Chosen."""
 MEMORY_OUTCOMES: frozenset[OutcomeKind] = frozenset({"gpu_oom", "host_oom", "pinned_oom", "disk_full"})
 
 
@@ -56,6 +58,8 @@ class Measurement:
     """Resident host memory of all ranks together at their peaks, the loading of weights included."""
     alloc_retries: int = 0
     """How often the allocator emptied its cache and tried again during timing."""
+    others: float | None = None
+    """Of the time of a rank's cores, what other programs took where none was idle: the most of any rank."""
     held_host: int | None = None
     """As `peak_host`, but once it was measured: loading weights may take more, and no prediction goes by that."""
     losses: tuple[float, ...] = ()
@@ -79,6 +83,11 @@ class Measurement:
     """What a script's own loop clips gradients to; None where that was not seen."""
     matrix_flops: float | None = None
     """Operations per second of the slowest rank in the model's matrix products alone; None where not timed."""
+
+    @property
+    def disturbance(self) -> float:
+        """`others`, if that is worth a word; otherwise 0."""
+        return self.others if self.others is not None and self.others > _BUSY else 0.0
 
     def step_seconds(self, accumulation: int) -> float:
         """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if measured without accumulation."""

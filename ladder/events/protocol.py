@@ -200,6 +200,8 @@ class MeasuredEvent:
     held_host: int | None = None
     """Of the host when it was measured; None where that was not read."""
     alloc_retries: int
+    others: float | None = None
+    """Of the time of the rank's cores, what other programs took where none was idle; None where it is not known."""
     losses: list[float]
     loader_share: float | None = None
     """Of an optimizer step: waiting for a script's own data loader."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ladder.events.outcome import Record
 from ladder.report.first_fit import compared as with_the_recipe
+from ladder.report.noise import ends, times
 from ladder.search.policy import faster_without_deepspeed
 from ladder.search.space import Space, as_it_stands, cautions_of, measured, ranking
 
@@ -27,6 +28,8 @@ def compared(space: Space, records: Sequence[Record], best: Record) -> str | Non
     speeds = [record.tokens_per_second or 0.0 for record in (best, trial) if record is not None]
     least, most = (speed / own.tokens_per_second for speed in (min(speeds), max(speeds)))
     said = f"{own.candidate_key}: {own.tokens_per_second:,.0f} tokens/s in trial {own.trial}"
+    if best.candidate_key != own.candidate_key and (unsure := times(ends(best, trial), ends(own))):
+        return f"{unsure} your script as its command stands ({said})."
     if best.candidate_key != own.candidate_key and least > _AS_FAST:
         return f"{least:.{1 if least >= 1.1 else 2}f} times as fast as your script as its command stands ({said})."
     if most < 1 / _AS_FAST:

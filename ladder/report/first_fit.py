@@ -8,6 +8,7 @@ from typing import Any
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
+from ladder.report.noise import ends, taken, times
 from ladder.search.belief import LIKELY, believe
 from ladder.search.policy import documented_steps
 from ladder.search.space import Space, measured, ruled_out
@@ -26,9 +27,9 @@ class FirstFit:
     candidate: Candidate
     tokens_per_second: float
     low: float
-    """It is slower than this with a probability of 10 %; the measured speed if it was measured."""
+    """It is slower than this with a probability of 10 %; the slowest that was measured if it was."""
     high: float
-    """It is faster than this with a probability of 10 %; the measured speed if it was measured."""
+    """It is faster than this with a probability of 10 %; the fastest that was measured if it was."""
     peak: int
     """Bytes per GPU."""
     trial: str | None
@@ -62,7 +63,7 @@ def first_fit(space: Space, records: Sequence[Record]) -> FirstFit | None:
         record = tried.get(step.key)
         if record is not None and record.measurement is not None and record.tokens_per_second:
             speed, peak, trial = record.tokens_per_second, record.measurement.peak_device, record.trial
-            low = high = speed
+            low, high = ends(record)
         elif record is not None or ruled_out(step, space, records) is not None:
             continue
         elif (outlook := belief.outlook(step)).fits < LIKELY:
@@ -92,16 +93,19 @@ def times_as_fast(found: FirstFit, best: Record, trial: Record | None = None) ->
     """
     speeds = [record.tokens_per_second or 0.0 for record in (best, trial) if record is not None]
     slower = min(speeds)
-    times = slower / found.tokens_per_second
+    ratio = slower / found.tokens_per_second
     if best.candidate_key == found.candidate.key:
         return "The documented recipe ends on the same configuration"
+    unsure = times(ends(best, trial), (found.low, found.high)) if found.trial is not None or taken(best) else None
     if found.trial is None and found.low <= slower <= found.high:
         return "Perhaps as fast as the documented recipe's first fit"
-    if 1 / _AS_FAST < times < _AS_FAST:
+    if unsure is not None:
+        return f"{unsure} the documented recipe's first fit"
+    if 1 / _AS_FAST < ratio < _AS_FAST:
         return "As fast as the documented recipe's first fit"
-    if times < 1:
-        return f"{1 - times:.0%} slower than the documented recipe's first fit"
-    said = f"{times:.1f} times" if times >= 1.1 else f"{times:.2f} times"
+    if ratio < 1:
+        return f"{1 - ratio:.0%} slower than the documented recipe's first fit"
+    said = f"{ratio:.1f} times" if ratio >= 1.1 else f"{ratio:.2f} times"
     return f"{'About ' if found.trial is None else ''}{said} as fast as the documented recipe's first fit"
 
 

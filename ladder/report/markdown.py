@@ -8,6 +8,7 @@ from ladder.report.run_data import ReportedRun
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
+    cautions,
     comparison,
     introduction,
     recipe_sentence,
@@ -15,7 +16,6 @@ from ladder.report.summary import (
 )
 from ladder.report.table import rows
 from ladder.report.times import total_line
-from ladder.search.space import warnings_of
 
 
 def markdown(runs: Sequence[ReportedRun]) -> str:
@@ -32,8 +32,7 @@ def _compared(runs: Sequence[ReportedRun]) -> str:
 def _run(run: ReportedRun) -> str:
     words = introduction(run)
     answer = f"**{_escaped(run.best.candidate_key)}** — {answer_sentence(run)}" if run.best else "Nothing fits so far."
-    warnings = warnings_of(run.best, run.space) if run.best else ()
-    said = [*answer_figures(run), *(("Warning", warning) for warning in warnings)]
+    said = [*answer_figures(run), *(("Warning", caution) for caution in cautions(run))]
     figures = "\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in said)
     header = ["rung", "ckpt", "micro-batch", "outcome", "tokens/s", "proof", f"GiB per {run.rank_word}", "trial", "why"]
     tried = sorted(

@@ -16,12 +16,13 @@ from ladder.events.outcome import MEMORY_OUTCOMES, Record
 from ladder.events.promise import promised_range
 from ladder.machine.machine_speed import mfu
 from ladder.report.as_it_stands import compared, compared_without_deepspeed
+from ladder.report.noise import busy_sentence
 from ladder.report.run_data import ReportedRun
 from ladder.search.bound import Bound, bound
 from ladder.search.knobs import turned
 from ladder.search.policy import faster_without_deepspeed
 from ladder.search.remedies import remedies
-from ladder.search.space import REFUSED, Space, measured
+from ladder.search.space import REFUSED, Space, measured, warnings_of
 from ladder.techniques.keys import engine_in
 from ladder.units import counted, format_bytes, in_words, parameters_in_words
 
@@ -99,6 +100,13 @@ def answer_sentence(run: ReportedRun) -> str:
     return (
         f"{words}. The fastest {what}, proven in fresh processes with an evaluation pass and the gathering of weights."
     )
+
+
+def cautions(run: ReportedRun) -> tuple[str, ...]:
+    """What to know of the figures, each without its full stop."""
+    warnings = warnings_of(run.best, run.space) if run.best else ()
+    busy = busy_sentence(run.records).removesuffix(".")
+    return (busy, *warnings) if busy else warnings
 
 
 def recipe_sentence(run: ReportedRun) -> str:

@@ -16,6 +16,7 @@ from ladder.events.memory_limit import slack
 from ladder.trial.failure import OverLimitError
 from ladder.trial.host_memory import HostMemory
 from ladder.trial.of_deepspeed import is_installed
+from ladder.trial.other_programs import OtherPrograms
 from ladder.trial.used_memory import UsedMemory
 from ladder.units import format_bytes
 
@@ -32,6 +33,8 @@ class Reading:
     held_host: int
     """At the moment."""
     alloc_retries: int
+    others: float | None
+    """Of the cores' time since the last `reset`, what other programs took; None where it is not known."""
 
 
 _LEFT = 0.5
@@ -82,6 +85,7 @@ class CudaGauge:
         self._limit = 0
         self._retries = 0
         self._host = HostMemory()
+        self._others = OtherPrograms()
 
     def _outside(self) -> int:
         return max(0, self._used.read() - self._before - torch.cuda.memory_reserved())
@@ -119,6 +123,7 @@ class CudaGauge:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._retries = self._alloc_retries()
+        self._others.reset()
 
     def _alloc_retries(self) -> int:
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
@@ -138,6 +143,7 @@ class CudaGauge:
             peak_host=self._host.peak(),
             held_host=self._host.held(),
             alloc_retries=self._alloc_retries() - self._retries,
+            others=self._others.share(),
         )
 
     def free(self) -> int:
@@ -157,6 +163,7 @@ class CpuGauge:
         self._before = 0
         self._peak = 0
         self._host = HostMemory()
+        self._others = OtherPrograms()
         self._sampler = threading.Thread(target=self._sample, name="gauge", daemon=True)
 
     def start(self, limit: int) -> None:
@@ -185,6 +192,7 @@ class CpuGauge:
 
     def reset(self) -> None:
         self._peak = 0
+        self._others.reset()
 
     def read(self) -> Reading:
         peak = max(0, max(self._peak, data_bytes()) - self._before)
@@ -196,6 +204,7 @@ class CpuGauge:
             peak_host=self._host.peak(),
             held_host=self._host.held(),
             alloc_retries=0,
+            others=self._others.share(),
         )
 
     def free(self) -> int:

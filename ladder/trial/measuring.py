@@ -90,6 +90,7 @@ def measured(
         peak_host=reading.peak_host,
         held_host=reading.held_host,
         alloc_retries=reading.alloc_retries,
+        others=reading.others,
         losses=losses,
         micro_steps=len(timings.steps[0].losses) or None,
         new_length_seconds=new.seconds if new is not None else None,

@@ -65,7 +65,12 @@ def _kept(machine: Machine, found: Found, drive: tuple[str, float] | None) -> tu
 
 
 def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Path, tell: Subscriber) -> None:
-    """Keep what this tune's trials say about the machine. Nothing is kept where they contradict what was measured."""
+    """Keep what this tune's trials say about the machine.
+
+    Nothing is kept where they contradict what was measured, or where other programs slowed them.
+    """
+    if any(record.measurement is not None and record.measurement.disturbance for record in records):
+        return
     belief = believe(space, records)
     steps = EarlierSteps(machine=machine, workload=space.workload)
     steps.add(records, instead=belief.earlier.is_contradicted)

@@ -57,7 +57,9 @@ class Played:
         return Timings(steps=[Step(None, 1.0, 1.0, [8.0], skipped=False)], losses=[8.0])
 
     def read(self) -> Reading:
-        return Reading(allocated=1, reserved=1, device=1, outside_torch=0, peak_host=1, held_host=1, alloc_retries=0)
+        return Reading(
+            allocated=1, reserved=1, device=1, outside_torch=0, peak_host=1, held_host=1, alloc_retries=0, others=None
+        )
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -20,6 +20,7 @@ from ladder.report.speed_figure import speed_against_memory
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
+    cautions,
     comparison,
     environment,
     introduction,
@@ -30,7 +31,6 @@ from ladder.report.summary import (
 from ladder.report.table import rows
 from ladder.report.times import total_line
 from ladder.search.belief import LIKELY
-from ladder.search.space import warnings_of
 from ladder.units import GIB
 
 _COLUMNS = (
@@ -119,7 +119,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         else None,
         "recipe": recipe_sentence(run).partition(" ("),
         "remedy": remedy_sentence(run),
-        "warnings": warnings_of(run.best, run.space) if run.best else (),
+        "warnings": cautions(run),
         "usage": _blocks(usage(config, (run.folder / ANSWER_NAME).absolute())) if config else [],
         "config_json": json.dumps(config, indent=2) if config else None,
         "speed": _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
