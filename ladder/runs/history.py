@@ -201,6 +201,12 @@ class History:
                 "run again; check the disk, then start the same command again."
             ) from None
 
+    @property
+    def space(self) -> dict[str, Any] | None:
+        """What was searched when a tune last began here; None before the first."""
+        facts = self._study.user_attrs.get("space")
+        return facts["space"] if facts is not None else None
+
     def note_space(self, space: dict[str, Any], unsupported: dict[str, str]) -> None:
         """Store what is searched, for later readers of the run."""
         facts = {"space": space, "unsupported": unsupported}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from ladder.search.space import Space
@@ -12,6 +12,9 @@ from ladder.workload.lora import Lora
 from ladder.workload.script import Script
 from ladder.workload.shapes import blocks_in
 from ladder.workload.workload import ModelShape, Workload
+
+_KNOWN = ("rates", "learned", "earlier")
+"""What a space knows of its machine from before."""
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
@@ -24,6 +27,17 @@ def space_to_dict(space: Space) -> dict[str, Any]:
     facts["engines"] = [[engine.name, [list(knob) for knob in engine.knobs]] for engine in space.engines]
     facts["micro_batches"] = list(space.micro_batches)
     return facts
+
+
+def knowing_what_was_known(space: Space, before: Mapping[str, Any] | None) -> Space:
+    """`space` with what was known of the machine when the tune of this run folder first began.
+
+    Otherwise what a tune has taught would have it decide anew once it is finished and started again.
+    """
+    if before is None:
+        return space
+    known: dict[str, Any] = {name: tuple(map(tuple, before.get(name, ()))) for name in _KNOWN}
+    return replace(space, **known)
 
 
 def space_from_dict(facts: Mapping[str, Any]) -> Space:
@@ -45,6 +59,6 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
             ),
             "micro_batches": tuple(facts["micro_batches"]),
             "checkpointing": tuple(facts["checkpointing"]),
-            **{name: tuple(map(tuple, facts.get(name, ()))) for name in ("rates", "learned", "earlier")},
+            **{name: tuple(map(tuple, facts.get(name, ()))) for name in _KNOWN},
         }
     )

@@ -20,7 +20,7 @@ from ladder.machine.lease import Leases
 from ladder.report.run_data import ReportedRun
 from ladder.report.writing import load_page, write_reports
 from ladder.runs.history import History
-from ladder.runs.snapshot import space_to_dict
+from ladder.runs.snapshot import knowing_what_was_known, space_to_dict
 from ladder.search.cost import COMPARISONS
 from ladder.search.decisions import Strategy
 from ladder.search.ledger import Entry, ledger
@@ -155,6 +155,7 @@ def _search_at(
     """Search among what `place` supports; OperatorMissingError if it turns out to support less."""
     options, workload = prepared.options, prepared.workload
     space, unsupported = supported_space(prepared, place.machine)
+    space = knowing_what_was_known(space, history.space)
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
     spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)

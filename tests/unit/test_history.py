@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from helpers import make_candidate, make_measurement, make_record
+from helpers.searches import make_space
 
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Outcome, Record
 from ladder.runs.history import SCHEMA_VERSION, History
 from ladder.runs.journal import _CHECKSUM, _checksum
+from ladder.runs.snapshot import knowing_what_was_known, space_to_dict
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}
 CANDIDATES = [make_candidate(micro_batch=size, accumulation=8 // size) for size in (1, 2, 4)]
@@ -157,3 +160,15 @@ def test_trials_are_numbered_on_from_the_highest_there_is(tmp_path: Path) -> Non
         assert history.next_trial()[0] == "12346"
         history.add([make_record(CANDIDATES[0], trial="12350")], BY_KEY, {})  # it left no folder
         assert history.next_trial()[0] == "12351"
+
+
+def test_a_tune_that_is_started_again_knows_what_it_knew_when_it_began(tmp_path: Path) -> None:
+    """What it has taught the machine meanwhile would have it try more, and claim something else."""
+    first = replace(make_space("zero1"), learned=(("compute", 0.5, 0.1),), rates=(("link_bytes", 2e9),))
+    taught = replace(first, learned=(("compute", 0.9, 0.1),), rates=(), earlier=(("zero1 ckpt=off mb=1", None, 0.5),))
+    with History(tmp_path / "run", "abc", {}) as history:
+        assert knowing_what_was_known(first, history.space) == first
+        history.note_space(space_to_dict(first), {})
+    with History(tmp_path / "run", "abc", {}) as history:
+        again = knowing_what_was_known(replace(taught, tolerance=0.5), history.space)
+    assert again == replace(first, tolerance=0.5)
