@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ladder.doctor.check import Check
     from ladder.tuning.options import TuneOptions
 
-_STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
+_STYLES = {"OK": "green", "OPEN": "cyan", "WARN": "yellow", "FAIL": "bold red"}
 
 
 class DoctorLauncher(str, Enum):

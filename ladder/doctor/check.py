@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 _REPORT = "report it as a bug in ladder, with the output of `ladder doctor --format json`"
-Status = Literal["OK", "WARN", "FAIL"]
+Status = Literal["OK", "OPEN", "WARN", "FAIL"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One result. FAIL: tunes, or what the user asked for, cannot work. WARN: some rungs cannot work, or are slow."""
+    """One result. FAIL: tunes, or what the user asked for, cannot work. WARN: some rungs cannot work, or are slow.
+
+    OPEN: nobody has looked, and an option would.
+    """
 
     name: str
     status: Status
@@ -25,6 +28,10 @@ class Check:
 
 def ok(name: str, sentence: str, **facts: Any) -> Check:
     return Check(name=name, status="OK", sentence=sentence, facts=facts)
+
+
+def unseen(name: str, sentence: str, **facts: Any) -> Check:
+    return Check(name=name, status="OPEN", sentence=sentence, facts=facts)
 
 
 def warn(name: str, sentence: str, fix: str, **facts: Any) -> Check:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from ladder.doctor.check import Check, fail, ok, parted, warn
+from ladder.doctor.check import Check, fail, ok, parted, unseen, warn
 from ladder.doctor.drive import read_speed
 from ladder.errors import LadderError
 from ladder.machine.gpus import driver_version, obstacle, visible_gpus
@@ -100,7 +100,7 @@ def nvme(path: Path | None) -> Iterator[Check]:
     else:
         yield ok("libaio", "is installed")
     if path is None:
-        yield ok("NVMe folder", "not checked: name one with --nvme-path")
+        yield unseen("NVMe folder", "not checked: name one with --nvme-path")
         return
     try:
         write, read = check_nvme_path(path), read_speed(path)

@@ -11,7 +11,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from ladder.doctor.builds import fix_of_build
-from ladder.doctor.check import Check, fail, ok, warn
+from ladder.doctor.check import Check, fail, ok, unseen, warn
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.protecting import protection_here
@@ -137,7 +137,7 @@ def operators(*, build: bool, on_gpus: bool) -> Iterator[Check]:
         yield ok("operators", "none, as DeepSpeed is not installed")
         return
     if not build:
-        yield ok("operators", f"not tried: `ladder doctor --build` builds {', '.join(names)}")
+        yield unseen("operators", f"not tried: `ladder doctor --build` builds {', '.join(names)}")
         return
     accelerator = {"DS_ACCELERATOR": "cuda" if on_gpus else "cpu"}
     for name, reason in build_operators(names, accelerator).items():

@@ -93,7 +93,9 @@ def keep_others(texts: Mapping[Path, str], written: Path) -> list[Path]:
         except OSError as error:
             reason = error.strerror or error
             raise EnvironmentFaultError(f"Cannot keep what {str(path)!r} has beside it: {reason}.") from error
-    write_atomically(written, json.dumps(known | {str(path): _digest(_encoded(text)) for path, text in texts.items()}))
+    digests = {str(path): _digest(_encoded(text)) for path, text in texts.items()}
+    with contextlib.suppress(EnvironmentFaultError):  # without it, more is kept next time
+        write_atomically(written, json.dumps(known | digests))
     return kept
 
 

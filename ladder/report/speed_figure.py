@@ -9,7 +9,6 @@ from ladder.report.figures import needed
 from ladder.report.first_fit import first_fit
 from ladder.report.front import front
 from ladder.report.run_data import ReportedRun
-from ladder.search.belief import believe
 from ladder.search.ledger import Entry
 from ladder.units import GIB, format_bytes
 
@@ -88,16 +87,14 @@ def _proofs(run: ReportedRun) -> list[Series]:
 
 
 def _failed(run: ReportedRun, most: float) -> list[Series]:
-    """Candidates that ran out, at the memory that they would have needed at least and their predicted speed."""
-    belief = believe(run.space, run.records)
+    """Candidates that ran out, at the memory that they would have needed at least; none has a speed."""
     points = []
     for entry in run.entries:
         if entry.record is None or entry.record.outcome.kind != "gpu_oom":
             continue
         at_least = needed(entry.record, run)
-        speed = belief.outlook(run.space.by_key[entry.record.candidate_key]).speed.tokens_per_second
-        text = f"{entry.candidate_key}: needs at least {at_least:.2f} GiB; {speed:,.0f} tokens/s predicted; {entry.why}"
-        points.append(Point(x=min(most, at_least), y=speed, text=text))
+        text = f"{entry.candidate_key}: needs at least {at_least:.2f} GiB; {entry.why}"
+        points.append(Point(x=min(most, at_least), y=0.0, text=text))
     return _series("ran out of memory", FAILED, "cross", points)
 
 

@@ -36,12 +36,13 @@ def _now() -> tuple[float, float, float]:
     """Seconds for which our cores were used, those that passed on them, and those that the tune's processes used."""
     cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     used = passed = 0.0
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *ticks = line.split()
-        if name in cores:
-            user, nice, system, idle, waiting, interrupts, soft, stolen = map(int, ticks[:8])
-            used += (user + nice + system + interrupts + soft + stolen) / _TICKS
-            passed += (user + nice + system + idle + waiting + interrupts + soft + stolen) / _TICKS
+    with suppress(OSError, ValueError):  # a sandbox may have no such file, or another
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *ticks = line.split()
+            if name in cores:
+                user, nice, system, idle, waiting, interrupts, soft, stolen = map(int, ticks[:8])
+                used += (user + nice + system + interrupts + soft + stolen) / _TICKS
+                passed += (user + nice + system + idle + waiting + interrupts + soft + stolen) / _TICKS
     return used, passed, _of_the_tune()
 
 

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
-from ladder.doctor.check import Check, fail, ok, parted, warn
+from ladder.doctor.check import Check, fail, ok, parted, unseen, warn
 from ladder.errors import LadderError
 from ladder.machine.described import Gpu
 from ladder.machine.known_machine import KnownMachine, facts_of, file_of, read_known
@@ -49,7 +49,7 @@ def speeds(*, measure_now: bool, options: TuneOptions) -> Iterator[Check]:
     if ignored:
         yield warn(_NAME, *parted(ignored, _MEASURE))
     elif known is None:
-        yield ok(_NAME, f"not measured, so tunes start from data sheets: {_MEASURE}, which takes seconds")
+        yield unseen(_NAME, f"not measured, so tunes start from data sheets: {_MEASURE}, which takes seconds")
     else:
         yield ok(_NAME, _said(known), **_facts(known))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,8 @@ def started(
     (folder / "model").mkdir(exist_ok=True)
     (folder / "model" / "config.json").write_text(json.dumps(TINY_CONFIG))
     ours, theirs = os.openpty() if terminal else (None, None)
+    # The tests may be started by nohup or in the background, where these are ignored, which a process inherits.
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGINT)}
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("steady_ladder.py")), *arguments],
         cwd=folder,
@@ -95,6 +98,8 @@ def started(
         stderr=(folder / "stderr.txt").open("wb"),
         start_new_session=True,
     )
+    for number, handler in before.items():
+        signal.signal(number, handler)
     if theirs is not None:
         os.close(theirs)
     command = Command(process, folder, ours)
