@@ -59,7 +59,7 @@ class _Plane:
 
     def __init__(self, chart: Scatter, width: int) -> None:
         tops = [point.high or point.y for series in chart.series for point in series.points]
-        self.y_most = 1.1 * max(tops, default=1.0)
+        self.y_most = 1.1 * (max(tops, default=0.0) or 1.0)
         self.marks = ticks(self.y_most, 6)
         self.left = 16 + _LETTER * max(len(_number(mark)) for mark in self.marks)
         self.right, self.top, self.bottom = width - 16, 30, 0.45 * width + 180 - 44
