@@ -16,7 +16,6 @@ from ladder.report.noise import busy_sentence, not_told_apart
 from ladder.report.summary import spelled_out
 from ladder.report.table import left_out, rows, terminal_table, unsupported_line
 from ladder.report.times import total_line
-from ladder.search.audit import audit_report
 from ladder.search.space import measured, plain_as_it_stands
 from ladder.units import format_bytes
 
@@ -65,8 +64,6 @@ def _print_search(done: TuneOutput, entries: Sequence[Entry], console: Console) 
     if (report := done.run_dir / "report.html").exists():  # otherwise a warning has said why
         console.print(f"Report: {report}", soft_wrap=True, markup=False)
     console.print(total_line(done.trial_seconds, on_paper=on_paper))
-    if result.space.audit:
-        console.print(f"Audit: {audit_report(result.space, result.records).sentence()}.")
 
 
 def _print_answer(done: TuneOutput, console: Console) -> None:

@@ -50,9 +50,10 @@ def space_from_dict(facts: Mapping[str, Any]) -> Space:
     lora = workload.get("lora")
     workload["lora"] = Lora(**{**lora, "targets": tuple(lora["targets"])}) if lora is not None else None
     workload["freeze"] = tuple(workload.get("freeze", ()))
+    names = {field.name for field in fields(Space)}  # an earlier version may have written more
     return Space(
         **{
-            **facts,
+            **{name: value for name, value in facts.items() if name in names},
             "workload": Workload(**{**workload, "model": ModelShape(**model)}),
             "engines": tuple(
                 engine_named(name, tuple((knob, value) for knob, value in knobs)) for name, knobs in facts["engines"]

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from ladder.backends.registry import is_main
 from ladder.candidates import Engine
 from ladder.events.outcome import Record
-from ladder.search.audit import to_audit
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.ceiling import plainer
 from ladder.search.cost import candidate_seconds, expected_seconds, start_of
@@ -108,8 +107,6 @@ def auto_without(late: Collection[str], belief: Belief, records: Sequence[Record
         own = belief.of_this_tune
         if own is not belief:  # what trials did not confirm may decide what comes first, and not what is left out
             return auto_without(late, own, records)
-        if (audited := to_audit(space, records, belief)) is not None:
-            return Measure(audited.engine, (audited,), "an audit of a candidate that was ruled out without a trial")
         if not left:
             return Stop("every candidate was measured, ruled out by a failure, or cannot fit")
         if speed is None:

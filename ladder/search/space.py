@@ -42,8 +42,6 @@ class Space(Problem):
     """Layers of the model in a probe of an engine; 0 for no probes."""
     checkpointing: tuple[str, ...] = ()
     """Names of the ways of checkpointing to try besides all layers and none."""
-    audit: float = 0.0
-    """The share of pruned candidates to measure anyway, to see how often pruning was wrong."""
 
     @property
     def sequences_per_rank(self) -> int:

@@ -74,15 +74,11 @@ def require_effective_options(options: TuneOptions) -> None:
     """UsageError for options that would have no effect with the others: nothing is silently ignored."""
     from ladder.search.policy import ALONG_THE_LADDER  # imported here because it would double the time for `--help`
 
-    for name, is_given in (
-        ("--audit", options.audit > 0),
-        ("--tolerance", options.tolerance != TuneOptions.tolerance),
-    ):
-        if is_given and options.strategy != "auto":
-            raise UsageError(
-                f"{name} has no effect with --strategy {options.strategy}, which rules out no candidate by prediction; "
-                "leave it out, or use --strategy auto."
-            )
+    if options.tolerance != TuneOptions.tolerance and options.strategy != "auto":
+        raise UsageError(
+            f"--tolerance has no effect with --strategy {options.strategy}, which rules out no candidate by "
+            "prediction; leave it out, or use --strategy auto."
+        )
     require_known(options.allow)
     _require_usual_optimizer(options)
     beyond = choices_in(options).options

@@ -275,14 +275,6 @@ class TuneOptions(WorkloadOptions):
             number(0, 0.5, metavar="FRACTION"),
         ),
     ] = 0.02
-    audit: Annotated[
-        float,
-        Option(
-            "auto: measure this share of the candidates that it ruled out, to check it.",
-            SEARCH,
-            number(0, 1, metavar="SHARE"),
-        ),
-    ] = 0.0
     knobs: Annotated[
         int | None,
         Option(

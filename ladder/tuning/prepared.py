@@ -89,7 +89,6 @@ def supported_space(prepared: Prepared, machine: Machine) -> tuple[Space, dict[R
         techniques=prepared.techniques,
         checkpointing=ways_of_checkpointing(prepared.versions["transformers"], documented=options.documented),
         tolerance=options.tolerance,
-        audit=options.audit,
     )
     return space, unsupported
 

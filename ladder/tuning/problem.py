@@ -148,7 +148,6 @@ def make_space(
     techniques: Sequence[Technique] = (),
     checkpointing: Sequence[str] = (),
     tolerance: float = 0.02,
-    audit: float = 0.0,
 ) -> Space:
     """The candidates of `rungs`, with and without each of `techniques`. The machine must support all of `rungs`.
 
@@ -163,7 +162,6 @@ def make_space(
         micro_batches=tuple(micro_batches),
         tolerance=tolerance,
         probe_layers=_probe_layers(problem.workload),
-        audit=audit,
         checkpointing=tuple(checkpointing),
     )
     for technique in techniques:

@@ -57,11 +57,6 @@ def test_a_run_folder_of_one_paper_machine_is_not_taken_for_anothers(
     assert "simulated machine differ" in capsys.readouterr().err
 
 
-def test_an_audit_counts_what_was_wrongly_pruned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune("--audit", "1", "--gpu-memory", "3GiB", "--rung", "zero2", "--global-batch-size", "4096") == 0
-    assert "pruned candidates fit when measured anyway" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("option", "tried"), [(["--knobs", "3"], 3), (["--time-budget", "1h"], 12)])
 def test_knobs_are_tried_if_asked_for_or_with_the_time_that_a_budget_leaves(
     option: list[str], tried: int, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -95,7 +90,7 @@ def test_a_budget_below_one_trial_gives_what_one_finds_and_is_not_spent_again_wi
         ([*ON_PAPER, "l4", "--gpu-memory", "80GiB"], "more than the 22 GiB that l4 has"),
         ([*ON_PAPER, "diskless.yaml", "--nvme-path", "/nvme"], "has no NVMe drive"),
         ([*ON_PAPER, "coloured.yaml"], "'gpu_colour' is unknown"),
-        ([*ON_PAPER, "l4", "--audit", "0.1", "--strategy", "walk"], "--audit has no effect"),
+        ([*ON_PAPER, "l4", "--tolerance", "0.1", "--strategy", "walk"], "--tolerance has no effect"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from helpers import bundled_workload, make_candidate, make_record
-from helpers.searches import decide, fitting, make_space, out_of_memory, play
+from helpers.searches import decide, fitting, make_space, play
 
 from ladder.events.outcome import Outcome, Record
-from ladder.search.audit import audit_report
 from ladder.search.auto import auto, is_worth_a_trial
 from ladder.search.belief import believe, expected_gain
 from ladder.search.decisions import Measure
@@ -38,7 +37,6 @@ def test_the_search_ends_when_everything_fits_and_measures_a_fraction():
     assert auto(space, ()) == auto(make_space(), []), "the same history gives the same decision"
     records = play(space, "fits")
     assert 1 <= len(records) < len(space.candidates) / 4
-    assert audit_report(space, records).num_audited == 0
 
 
 def test_a_candidate_that_failed_is_never_asked_for_again_and_a_broken_engine_is_left_alone():
@@ -100,20 +98,6 @@ def test_a_trial_takes_a_chance_of_more_than_the_tolerance_and_a_gain_that_is_wo
         gain_over=lambda over: fits * expected_gain(speed, deviation, over=over),
     )
     assert is_worth_a_trial(outlook, 100.0, 0.02) is worth_it
-
-
-def test_an_audit_measures_pruned_candidates_and_counts_those_that_fit():
-    space = make_space("zero2", audit=1.0)
-    records = [fitting(space, make_candidate("zero2", micro_batch=1, accumulation=16))]
-    records.append(out_of_memory(make_candidate("zero2", micro_batch=2, accumulation=8), "0001"))
-    decision = decide(space, records)
-    while "audit" not in decision.reason:
-        records.append(fitting(space, decision.candidates[0], slower=2.0, trial=f"{len(records):04d}"))
-        decision = decide(space, records)
-    records.append(fitting(space, decision.candidates[0], trial="0900"))
-    report = audit_report(space, records)
-    assert decision.candidates[0].key in report.wrongly_pruned
-    assert str(report.num_audited) in report.sentence()
 
 
 def test_once_something_fits_a_trials_first_candidate_decides_about_the_others():
