@@ -60,11 +60,12 @@ class Leases:
     def hold_cores(self) -> None:
         """Lease the cores that this process may use: two tunes on the same ones would measure each other.
 
-        BusyGpusError if another tune has them, unless the user asked to wait.
+        BusyGpusError if another tune has them, unless the user asked to wait. Where leases cannot be kept, a note says
+        so: unlike a GPU, a CPU can be shared.
         """
         name, before, began = f"cpu-{digest_of(sorted(os.sched_getaffinity(0)), 8)}", self.waited, time.monotonic()
         told = ""
-        while (found := self._lease(name, "The CPU")) is not None:
+        while (found := self._obstacle_on_the_cpu(name)) is not None:
             if not self._wait:
                 raise BusyGpusError(f"{found.sentence}, or give it other cores (taskset).")
             if not told:
@@ -74,6 +75,13 @@ class Leases:
             self.waited = before + time.monotonic() - began
             if self._cancelled():
                 raise InterruptedWaitError("interrupted while waiting for the CPU.")
+
+    def _obstacle_on_the_cpu(self, name: str) -> Obstacle | None:
+        try:
+            return self._lease(name, "The CPU")
+        except EnvironmentFaultError as error:
+            self._note(f"Warning: another tune here would not know of this one. {error}")
+            return None
 
     def choose(self, visible: Sequence[Gpu], count: int, needed: int | None) -> Sequence[Gpu]:
         """Lease the first `count` GPUs that have `needed` bytes free and that nobody uses; see `machine.Choice`.

@@ -352,6 +352,15 @@ def test_two_tunes_on_one_cpu_know_of_each_other_and_on_different_cores_do_not_m
                 os.sched_setaffinity(0, cores)
 
 
+def test_where_no_lease_can_be_kept_a_cpu_is_used_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said: list[str] = []
+    with Leases(note=said.append, folder=tmp_path / "file") as leases:
+        leases.hold_cores()
+    (warning,) = said
+    assert warning.startswith("Warning: another tune here would not know of this one. The CPU cannot be leased")
+
+
 def test_of_two_tunes_on_one_cpu_the_second_is_refused_before_any_trial(tmp_path: Path) -> None:
     with Leases(folder=Path(os.environ["LADDER_LEASES"])) as held:
         held.hold_cores()
