@@ -33,7 +33,6 @@ class TuneArguments(Switches, total=False):
     time_budget: float | str | None
     strategy: Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
     tolerance: float
-    audit: float
     knobs: int | None
     rungs: str | Sequence[str]
     micro_batches: int | Sequence[int]
