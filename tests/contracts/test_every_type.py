@@ -31,7 +31,7 @@ from ladder.workload.workload import ModelShape, Workload
 
 SOME = 80
 """In the gate every so many-th type of all. Chosen: half a minute."""
-AT_NIGHT = pytest.mark.night("every type of transformers takes half an hour")
+AT_NIGHT = pytest.mark.night("every type of transformers takes ten minutes")
 
 
 ALL = [
