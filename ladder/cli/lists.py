@@ -75,8 +75,8 @@ def runs(wanted: Wanted, listed: Listed) -> int:
             rows.append(row)
             found.append(run)
     if wanted.compare:
-        facts, names = comparison(named_apart(found)), [run.name for run in named_apart(found)]
-        side_by_side = {name: [fact["values"][place] for fact in facts] for place, name in enumerate(names)}
+        facts = comparison(apart := named_apart(found))
+        side_by_side = {run.name: [fact["values"][place] for fact in facts] for place, run in enumerate(apart)}
         return _print(facts, {"": [fact["name"] for fact in facts], **side_by_side}, listed)
     if not rows and listed.output_format == "table":
         typer.echo(f"No tune under ./ladder-runs has {' and '.join(wanted.words) or 'a result'}.")

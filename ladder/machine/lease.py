@@ -71,10 +71,14 @@ class Leases:
             if not told:
                 told = found.sentence
                 self._note(waiting(told))
-            time.sleep(_POLL_SECONDS)
-            self.waited = before + time.monotonic() - began
-            if self._cancelled():
-                raise InterruptedWaitError("interrupted while waiting for the CPU.")
+            self._pause(before - began, "the CPU")
+
+    def _pause(self, since: float, what: str) -> None:
+        """Wait a moment for `what`; `since` and the clock's reading add up to the seconds waited."""
+        time.sleep(_POLL_SECONDS)
+        self.waited = since + time.monotonic()
+        if self._cancelled():
+            raise InterruptedWaitError(f"interrupted while waiting for {what}.")
 
     def _obstacle_on_the_cpu(self, name: str) -> Obstacle | None:
         try:
@@ -108,10 +112,7 @@ class Leases:
             if self._wait and first.sentence != told:
                 told = first.sentence
                 self._note(waiting(told))
-            time.sleep(_POLL_SECONDS)
-            self.waited = before + time.monotonic() - began
-            if self._cancelled():
-                raise InterruptedWaitError("interrupted while waiting for GPUs.")
+            self._pause(before - began, "GPUs")
 
     def _try(self, visible: Sequence[Gpu], count: int, needed: int | None) -> tuple[list[Gpu], list[Obstacle]]:
         chosen: list[Gpu] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.events.outcome import Record
-from ladder.search.space import Space, measured
+from ladder.search.space import Space, measured, ranking
 from ladder.units import counted
 
 _SURE = 1.1
@@ -61,16 +61,10 @@ def not_told_apart(space: Space, records: Sequence[Record], best: Record) -> str
     trials = measured(records)
     low, _ = ends(best, trials.get(best.candidate_key))
     own, near = space.by_key[best.candidate_key].engine, list[str]()
-    for record in sorted(trials.values(), key=lambda each: -(each.tokens_per_second or 0.0)):
+    for record in ranking(records):
         engine = space.by_key[record.candidate_key].engine
-        is_unsure = taken(record) or taken(best)
-        if (
-            is_unsure
-            and record.tokens_per_second
-            and ends(record)[1] >= low
-            and engine != own
-            and engine.key not in near
-        ):
+        is_near = (taken(record) or taken(best)) and ends(record)[1] >= low
+        if is_near and engine != own and engine.key not in near:
             near.append(engine.key)
     if not near:
         return ""

@@ -14,6 +14,7 @@ from ladder.machine.described import Machine
 from ladder.machine.known_machine import KnownMachine, facts_of, keep_known, measured, read_known, taught
 from ladder.machine.nvme import check_nvme_path
 from ladder.machine.rates import Found
+from ladder.report.noise import taken
 from ladder.search.belief import believe
 from ladder.search.space import Space
 from ladder.search.speed import lessons
@@ -69,7 +70,7 @@ def learn(machine: Machine, space: Space, records: Sequence[Record], run_dir: Pa
 
     Nothing is kept where they contradict what was measured, or where other programs slowed them.
     """
-    if any(record.measurement is not None and record.measurement.disturbance for record in records):
+    if any(map(taken, records)):
         return
     belief = believe(space, records)
     steps = EarlierSteps(machine=machine, workload=space.workload)
