@@ -12,7 +12,7 @@ from statistics import NormalDist
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
-from ladder.search.ceiling import Shown, most_of, plainer, shown
+from ladder.search.ceiling import Shown, most_of, plainer, shown, twins
 from ladder.search.earlier import Earlier
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
@@ -162,14 +162,15 @@ class Outlook:
 
     @cached_property
     def ceilings(self) -> tuple[Outlook, ...]:
-        """What it cannot exceed: itself with less work (`plainer`), on engines that were measured.
+        """What it cannot exceed: itself with less work (`plainer`) or the same (`twins`), on measured engines.
 
         None once its own engine is measured: what it does here says more than what it should do.
         """
         known = self.belief.known_engines
         if self.candidate.engine in self.belief.measured_engines:
             return ()
-        others = plainer(self.candidate, self.belief.space.world_size)
+        space = self.belief.space
+        others = (*plainer(self.candidate, space.world_size), *twins(self.candidate, space))
         return tuple(self.belief.outlook(each) for each in others if each.engine in known)
 
     def ahead_of(self, other: Outlook) -> tuple[float, float]:

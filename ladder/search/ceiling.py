@@ -33,19 +33,32 @@ to 12 % and GPT-2 21 % slower than with half the micro-batch (benchmarks/results
 def plainer_rungs(rung: Rung, world_size: int) -> tuple[Rung, ...]:
     """The rungs that leave out part of the work of `rung` and add none.
 
-    They offload nothing. Their stage is the same; or, for stage 3, stage 2, which gathers parameters less often; or,
-    with one rank, where nothing can be sharded, stage 0 of DeepSpeed (DDP keeps weights in 32 bits, FSDP2 computes in
-    16: `one_rank_needs_no_stage`). Stages 0, 1 and 2 are too close to each other for such a rule. Measured: in the
-    recorded sweeps (benchmarks/results/sweeps), nothing is faster than the same on those rungs by more than 2 %, except
-    steps of one or two sequences, where a host that is disturbed decides.
+    With several ranks they offload nothing, and their stage is the same; or, for stage 3, stage 2, which gathers
+    parameters less often. With one rank nothing can be sharded: they are those of a lower stage that offload no more,
+    unless parameters are on the host, where an update need not copy them back. Stage 0 is none for stages 1 and 2,
+    whose optimizer works in one piece, and none without DeepSpeed: DDP keeps weights in 32 bits, FSDP2 computes in 16
+    (`one_rank_needs_no_stage`). Measured: in the recorded sweeps (benchmarks/results/sweeps), nothing is faster than
+    the same on those rungs by more than 2 %, except steps of one or two sequences and opt-125m, where the host decides.
     """
-    stages = {rung.stage}
-    if rung.stage == _SHARDS_PARAMETERS:
-        stages.add(_SHARDS_GRADIENTS)
     backend = backend_of(rung)
-    if world_size == 1 and backend.one_rank_needs_no_stage and (rung.stage == _SHARDS_PARAMETERS or rung.devices):
-        stages.add(0)
-    return tuple(other for other in backend.rungs if other != rung and other.stage in stages and not other.devices)
+    alone = world_size == 1 and backend.one_rank_needs_no_stage
+    return tuple(other for other in backend.rungs if other != rung and (_alone if alone else _together)(rung, other))
+
+
+def _together(rung: Rung, other: Rung) -> bool:
+    """Whether several ranks do less work on `other`, and none that is added."""
+    stages = {rung.stage} | ({_SHARDS_GRADIENTS} if rung.stage == _SHARDS_PARAMETERS else set())
+    return other.stage in stages and not other.devices
+
+
+def _alone(rung: Rung, other: Rung) -> bool:
+    """Whether one rank does."""
+    if other.stage == 0:
+        return bool(rung.stage == _SHARDS_PARAMETERS or rung.devices)
+    if not other.devices:
+        return other.stage < rung.stage or (other.stage == rung.stage and bool(rung.devices))
+    kept = rung.offload_param == "none" and other.offload_optimizer == rung.offload_optimizer
+    return other.stage < rung.stage and kept
 
 
 def plainer(candidate: Candidate, world_size: int) -> Sequence[Candidate]:
@@ -59,6 +72,22 @@ def plainer(candidate: Candidate, world_size: int) -> Sequence[Candidate]:
     for each in (*others, *([] if engine.knobs else [engine])):
         others += [each.having(technique) for technique in leaving_out if not each.has_slot_of(technique)]
     return [replace(candidate, engine=each) for each in others]
+
+
+def twins(candidate: Candidate, space: Space) -> Sequence[Candidate]:
+    """The same on rungs that make the same step: one rank divides nothing, and adapters have next to nothing to update.
+
+    Measured: stages 0, 1 and 2 of two models with adapters were within 2 % of each other
+    (benchmarks/results/against-plain).
+    """
+    engine, alike = candidate.engine, {0, 1, _SHARDS_GRADIENTS}
+    backend = backend_of(engine.rung)
+    if space.world_size > 1 or space.workload.lora is None or not backend.one_rank_needs_no_stage:
+        return []
+    if engine.rung.stage not in alike or engine.rung.devices:
+        return []
+    rungs = [each for each in backend.rungs if each.stage in alike and not each.devices and each != engine.rung]
+    return [replace(candidate, engine=replace(engine, rung=rung)) for rung in rungs]
 
 
 @dataclass(frozen=True)

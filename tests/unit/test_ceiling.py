@@ -31,7 +31,10 @@ from ladder.workload.lora import Lora
         ("zero1+opt-cpu", 4, ["zero1"]),
         ("zero1+opt-cpu", 1, ["zero0", "zero1"]),
         ("zero3", 4, ["zero2"]),
-        ("zero3", 1, ["zero0", "zero2"]),
+        ("zero2", 1, ["zero1"]),
+        ("zero3", 1, ["zero0", "zero1", "zero2"]),
+        ("zero3+opt-cpu", 1, ["zero0", "zero1", "zero2", "zero1+opt-cpu", "zero2+opt-cpu", "zero3"]),
+        ("zero3+param-cpu+opt-cpu", 1, ["zero0", "zero1", "zero2", "zero3"]),
         ("zero3+param-cpu+opt-cpu+lean", 4, ["zero2", "zero3"]),
         ("ddp", 2, []),
         ("fsdp2+cpu", 2, ["fsdp2+no-reshard", "fsdp2"]),
@@ -95,6 +98,24 @@ def test_where_everything_fits_no_engine_with_offload_gets_a_trial(lora: Lora | 
         records += [fitting(space, candidate) for candidate in decision.candidates]
     assert tried
     assert not [engine.key for engine in tried if engine.rung.devices or engine.rung.stage == 3]
+
+
+@pytest.mark.parametrize(
+    ("lora", "ranks", "tried"),
+    [(Lora(rank=16), 1, 1), (Lora(rank=16), 2, 3), (None, 1, 2)],
+    ids=["twins", "two ranks", "all weights"],
+)
+def test_one_stage_stands_for_all_where_one_rank_trains_adapters(lora: Lora | None, ranks: int, tried: int):
+    workload = replace(BILLION, lora=lora)
+    rungs = [Engine(RUNGS_BY_NAME[name]) for name in ("zero0", "zero1", "zero2")]
+    space = space_of(*rungs, workload=workload, world_size=ranks, memory_limit=1 << 40, micro_batches=(4, 8))
+    faster, records = 1.0, list[Record]()
+    engines: set[Engine] = set()
+    while isinstance(decision := auto(space, records), Measure):
+        faster *= 0.8  # the later, the faster it would be
+        engines.add(decision.engine)
+        records += [fitting(space, candidate, slower=faster) for candidate in decision.candidates]
+    assert len(engines) == tried
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
