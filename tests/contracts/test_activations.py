@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import make_candidate
+from helpers.saved_bytes import kept_by
 
 from ladder.backends.activations import activations_of
 from ladder.trial.count import counted
@@ -56,17 +57,8 @@ def kept_by_forward(family: str, layers: int) -> int:
 
     auto = AutoModelForMaskedLM if family in ENCODERS else AutoModelForCausalLM
     model = auto.from_config(model_config(configuration(family, layers))).to(torch.bfloat16)
-    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
-    saved: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
     tokens = torch.randint(4, 100, (1, TOKENS))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(input_ids=tokens, labels=tokens)
-    return sum(each.untyped_storage().nbytes() for storage, each in saved.items() if storage not in own)
+    return kept_by(model, lambda: model(input_ids=tokens, labels=tokens).loss)
 
 
 def predicted(family: str) -> float:

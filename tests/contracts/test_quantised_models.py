@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import TINY, TINY_CONFIG, make_candidate, tiny_trial
+from helpers.saved_bytes import kept_by
 from torch._subclasses import FakeTensor
 
 from ladder.backends.activations import activations_of, terms_of
@@ -128,17 +129,8 @@ def of_prepared(tmp_path: Path, workload: Workload, layers: int) -> tuple[int, f
         lora=workload.lora.for_peft() if workload.lora is not None else None,
     )
     model: Any = build_model(spec, torch.bfloat16, "cpu")
-    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
-    saved: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.autocast("cpu", torch.bfloat16), hooks:
-        model(input_ids=torch.randint(4, 100, (1, TOKENS)))
-    kept = sum(each.untyped_storage().nbytes() for place, each in saved.items() if place not in own)
+    ids = torch.randint(4, 100, (1, TOKENS))
+    kept = kept_by(model, lambda: model(input_ids=ids).logits, autocast=True)
     packed = {each for each in model.parameters() if hasattr(each, "quant_state")}
     unpacked = sum(each.nbytes for each in model.parameters() if each not in packed)
     return kept, unpacked + sum(2 * each.numel() for each in packed) * 4.127 / 8

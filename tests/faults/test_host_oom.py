@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.groups import own_group
 from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
-from helpers import WORLD_SIZE, bundled_workload, is_alive, machine_with, tiny_trial
-from helpers.tunes import tune_over
+from helpers import is_alive, there, tiny_trial
+from helpers.tunes import on_paper
 
-from ladder.backends.deepspeed.rungs import RUNGS
-from ladder.candidates import Rung
-from ladder.events.protocol import FailedEvent, TrialSpec
-from ladder.events.trial_run import TrialRun
-from ladder.launch.base import Deadlines, Launcher, Listener
+from ladder.events.outcome import Record
 from ladder.search.policy import STRATEGIES
-from ladder.search.space import ranking
+from ladder.search.space import REFUSED
 from ladder.tuning.tune_events import Note, TuneEvent
-from ladder.tuning.tuner import TuneResult
 from ladder.units import GIB
 
 
@@ -75,36 +69,15 @@ def test_the_same_sigkill_is_a_host_oom_only_if_the_kernels_count_moved(
     assert not any(map(is_alive, happen.processes))
 
 
-class NeverAskedTo(Launcher):
-    """A GPU machine on which only rungs without offloading may be tried; each of their candidates runs out."""
-
-    def __init__(self) -> None:
-        self.tried: set[str] = set()
-
-    def run(self, spec: TrialSpec, deadlines: Deadlines, listener: Listener) -> TrialRun:
-        Path(spec.folder).mkdir(parents=True)
-        self.tried |= {candidate.key for candidate in spec.candidates}
-        key = spec.candidates[0].key
-        oom = FailedEvent(t=1, candidate=key, outcome="gpu_oom", moment="forward", message="CUDA out of memory")
-        return TrialRun(spec=spec, events=[[oom]] * WORLD_SIZE)
-
-    def close(self) -> None:
-        """There is nothing to end."""
+def tune_a_7b_model(folder: Path, host_memory: str, **options: Any) -> list[Record]:
+    """All records of a tune on two GPUs of 40 GiB."""
+    machine: dict[str, Any] = {"machine": "a100-40", "gpus": 2, "host_memory": host_memory}
+    tuned = on_paper(folder, "llama-2-7b", documented=True, backend="deepspeed", **machine, **options)
+    return list(tuned.output.result.records)
 
 
-def tune_a_7b_model(folder: Path, strategy: str, host_memory: int) -> tuple[TuneResult, set[str], list[str]]:
-    """The result, the keys of what was tried, and the sentences that were told."""
-    machine = replace(machine_with(WORLD_SIZE), memory_limit=40 * GIB, host_memory=host_memory, num_cores=16)
-    rungs: list[Rung] = [rung for rung in RUNGS if "nvme" not in rung.devices]
-    launcher, notes = NeverAskedTo(), list[str]()
-
-    def tell(event: TuneEvent) -> None:
-        if isinstance(event, Note):
-            notes.append(event.text)
-
-    workload = bundled_workload("meta-llama/Llama-2-7b-hf", seq_len=2048)
-    options: dict[str, Any] = {"strategy": STRATEGIES[strategy], "machine": machine, "rungs": rungs, "tell": tell}
-    return tune_over(launcher, folder, workload, **options), launcher.tried, notes
+def is_refused(record: Record) -> bool:
+    return record.outcome.moment == REFUSED
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -112,22 +85,21 @@ def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_
     tmp_path: Path, strategy: str
 ) -> None:
     """7 billion parameters offloaded need 36 to 161 GiB of host memory: 32 GiB is too little for any such rung."""
-    result, tried, notes = tune_a_7b_model(tmp_path / "run", strategy, host_memory=32 * GIB)
-    assert not any("-cpu" in key for key in tried)
-    refused = [record for record in result.records if "refused" in record.outcome.sentence]
-    assert all("-cpu" in record.candidate_key for record in refused)
-    for record in refused:
+    notes: list[TuneEvent] = []
+    records = tune_a_7b_model(tmp_path, "32GiB", strategy=strategy, callbacks=[notes.append])
+    told = [event.text for event in notes if isinstance(event, Note)]
+    offloaded = [record for record in records if "-cpu" in record.candidate_key]
+    assert offloaded == [record for record in records if is_refused(record)]
+    for record in offloaded:
         assert record.outcome.kind == "host_oom"
-        assert record.outcome.bytes_asked is not None
-        assert record.outcome.bytes_asked > 32 * GIB
+        assert there(record.outcome.bytes_asked) > 32 * GIB
         assert "they may use 32.00 GiB" in record.outcome.sentence
-        assert any(record.candidate_key in note and "refused" in note for note in notes)
+        assert any(record.candidate_key in note and "refused" in note for note in told)
     if strategy != "auto":  # which need not ask for what it believes cannot fit
-        assert refused
-    assert ranking(result.records) == []
+        assert offloaded
 
 
 def test_with_enough_host_memory_the_same_rungs_are_tried(tmp_path: Path) -> None:
-    result, tried, _ = tune_a_7b_model(tmp_path / "run", "exhaustive", host_memory=1024 * GIB)
-    assert any("-cpu" in key for key in tried)
-    assert not any("refused" in record.outcome.sentence for record in result.records)
+    records = tune_a_7b_model(tmp_path, "1TiB", strategy="exhaustive")
+    assert any("-cpu" in record.candidate_key for record in records)
+    assert not any(map(is_refused, records))

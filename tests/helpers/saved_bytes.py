@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def kept_by(model: torch.nn.Module, forward: Callable[[], torch.Tensor], *, autocast: bool = False) -> int:
+    """Bytes of all storages that autograd saves in a forward pass, but for parameters and buffers."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # which holds on to it, so that no address comes twice
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), hooks:
+        assert forward().isfinite().all()
+    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own)
+
+
 def saved_bytes(shape: ModelShape, lora: Lora | None = None, tokens: int = SEQ_LEN, *, autocast: bool = False) -> int:
     """Of the tensors that a forward pass in training saves, whatever shares memory counted once, less the weights.
 
@@ -46,19 +62,8 @@ def saved_bytes(shape: ModelShape, lora: Lora | None = None, tokens: int = SEQ_L
         model = get_peft_model(model, LoraConfig(**lora.for_peft()))  # which makes adapters of 16-bit weights fp32
         model = model if autocast else model.to(torch.bfloat16)  # as DeepSpeed's engine does
     model.train()
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.Tensor] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor  # which holds on to it, so that no address comes twice
-        return tensor
-
     sequence = torch.randint(4, shape.vocab_size, (1, tokens))
-    casting = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
-    with casting, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(input_ids=sequence, labels=sequence).loss
-    assert loss.isfinite()
-    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in own)
+    return kept_by(model, lambda: model(input_ids=sequence, labels=sequence).loss, autocast=autocast)
 
 
 def block_of(

@@ -17,9 +17,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--micro-steps", type=int, default=1000)
-    parser.add_argument(
-        "--rarely", action="store_true", help="call step() once for all micro-steps that it accumulates"
-    )
     args = parser.parse_args()
     deepspeed.init_distributed()
     tokenizer = AutoTokenizer.from_pretrained("model")
@@ -38,12 +35,10 @@ def main() -> None:
     while done < args.micro_steps:
         for batch in loader:
             done += 1
-            is_boundary = done % args.accumulate == 0
-            engine.set_gradient_accumulation_boundary(is_boundary)
+            engine.set_gradient_accumulation_boundary(done % args.accumulate == 0)
             loss = engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}).loss
             engine.backward(loss)
-            if is_boundary or not args.rarely:
-                engine.step()
+            engine.step()
             if done == args.micro_steps:
                 break
     print(f"{engine.global_steps} optimizer steps, {done} micro-steps of {batch['input_ids'].shape[0]}")

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import torch
-from few import collate, model, trainer
+from few import collate, trainer
 from transformers import Trainer, TrainingArguments
 
 
@@ -41,12 +41,7 @@ arguments = TrainingArguments(
     max_steps=2,
     report_to="none",
     remove_unused_columns=False,
-    optim="adafactor" if "--own_optimizer" in sys.argv else "adamw_torch",
 )
 kinds = {"--own_batch": OwnBatch, "--own_accumulation": OwnAccumulation, "--own_checkpointing": OwnCheckpointing}
 kind: Any = next((each for option, each in kinds.items() if option in sys.argv), Trainer)
-loaded = model()
-own = trainer(arguments, kind, model=loaded, data_collator=slowly)
-if "--kbit" in sys.argv:
-    loaded.activation_checkpointing_enable()  # as peft.prepare_model_for_kbit_training does
-own.train()
+trainer(arguments, kind, data_collator=slowly).train()

@@ -1,17 +1,12 @@
 # mypy: disable-error-code="import-not-found, misc"
 """Writes into its folder while it trains, tells a tracker, and pushes the model to the hub."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from few import trainer
 from transformers import TrainerCallback, TrainingArguments
-
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--offline", action="store_true", help="neither tracker nor hub")
-options = parser.parse_args()
 
 
 class Notes(TrainerCallback):
@@ -30,13 +25,12 @@ arguments = TrainingArguments(
     max_steps=4,
     logging_steps=1,
     save_steps=2,
-    report_to="none" if options.offline else "wandb",
-    push_to_hub=not options.offline,
+    report_to="wandb",
+    push_to_hub=True,
     hub_model_id="somebody/written",
 )
 writing = trainer(arguments, callbacks=[Notes()])
 writing.train()
 writing.save_model("written/final")
 Path("written/done").touch()
-if not options.offline:
-    writing.push_to_hub()
+writing.push_to_hub()
