@@ -104,13 +104,6 @@ def test_an_nvme_buffer_holds_a_ranks_part_of_the_largest_parameter(model: str, 
         )
 
 
-def test_an_engines_own_knobs_go_before_our_defaults_and_show_in_its_key() -> None:
-    engine = Engine(RUNGS_BY_NAME["zero2"], (("reduce_bucket_size", 5), ("overlap_comm", False)))
-    knobs = engine_knobs(llama(), engine, 4)
-    assert (knobs["reduce_bucket_size"], knobs["overlap_comm"]) == (5, False)
-    assert engine.key == "zero2[overlap_comm=False,reduce_bucket_size=5]"
-
-
 @pytest.mark.parametrize(
     ("rung", "world_size", "overlaps"),
     [

@@ -58,14 +58,6 @@ def test_with_adapters_an_offloaded_optimizer_starts_as_soon_as_its_few_states_a
     assert more("zero3+opt-nvme", BILLION // 100) + 3.0 < more("zero3+param-nvme+opt-nvme", BILLION // 100)
 
 
-def test_a_trial_costs_its_start_and_each_of_its_candidates() -> None:
-    space = make_space("zero2")
-    outlooks = [believe(space, ()).outlook(candidate) for candidate in space.candidates[:2]]
-    one, two = expected_seconds(outlooks[:1]), expected_seconds(outlooks)
-    assert two - one == pytest.approx(candidate_seconds(outlooks[1]))
-    assert one > start_seconds(RUNGS_BY_NAME["zero2"], space.workload.model.num_parameters)
-
-
 def test_long_steps_are_paid_for_at_least_three_times() -> None:
     outlook = believe(make_space("zero3"), ()).outlook(make_space("zero3").candidates[-1])
     step = short_step(outlook)

@@ -290,22 +290,6 @@ def test_several_gpus_copy_what_they_reduce_and_one_gpu_has_nothing_to_reduce(ru
         assert copied(MANY) > 1.5 * own_part
 
 
-def test_with_overlap_two_buckets_are_filled_in_turn(llama_like: Build) -> None:
-    one, two = (
-        min(each.buffers for each in backward(llama_like(32), "zero2", ("overlap_comm", overlap)))
-        for overlap in (False, True)
-    )
-    assert two > 1.5 * one
-
-
-def test_stage_1_keeps_all_gradients_until_backward_is_over_unless_it_overlaps(llama_like: Build) -> None:
-    whole, few = (
-        max(each.gradients for each in backward(llama_like(32), "zero1", ("overlap_comm", overlap), accumulation=1))
-        for overlap in (False, True)
-    )
-    assert whole > 10 * few
-
-
 _IN_FP32 = pd.read_csv(RESULTS / "1xh200-fp32" / "trials.csv").dropna(subset="peak_allocated_gib").to_dict("records")
 
 

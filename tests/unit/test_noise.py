@@ -9,7 +9,7 @@ from helpers.searches import make_space
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.report.noise import busy_sentence, ends, not_told_apart, times
+from ladder.report.noise import busy_sentence, ends, not_told_apart
 
 SPACE = make_space("zero1", "zero2", "zero3")
 ONE, OTHER, SLOW = (make_candidate(name) for name in ("zero1", "zero2", "zero3"))
@@ -31,12 +31,6 @@ def test_a_speed_stands_for_its_windows_its_trial_and_what_an_idle_machine_would
     assert ends(seen(ONE, 100.0, 0.0)) == (100.0, 100.0)
     assert ends(seen(ONE, 100.0, 0.0, window_speeds=(0.9, 1.05)), seen(ONE, 80.0, 0.0)) == (80.0, 105.0)
     assert ends(seen(ONE, 100.0, 0.5)) == (100.0, 200.0)
-
-
-def test_a_comparison_is_a_range_where_its_ends_differ_and_nothing_is_claimed_where_they_overlap() -> None:
-    assert times((100.0, 104.0), (50.0, 51.0)) is None
-    assert times((100.0, 200.0), (50.0, 50.0)) == "2.0 to 4.0 times as fast as"
-    assert times((100.0, 200.0), (150.0, 150.0)) == "As far as can be told here, as fast as"
 
 
 def test_engines_that_the_busy_machine_may_have_slowed_more_than_the_answer_are_named() -> None:

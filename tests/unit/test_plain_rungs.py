@@ -10,7 +10,6 @@ import pytest
 from helpers import bundled_workload, machine_with, make_candidate, make_record
 from helpers.scripts import make_script, script_workload
 
-from ladder.backends.base import START
 from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Rung
@@ -31,9 +30,9 @@ LLAMA = bundled_workload("llama-2-7b")
 P = LLAMA.model.num_parameters
 
 
-def peak(rung: str, ranks: int, accumulation: int = 1, workload: Workload = LLAMA) -> float:
+def peak(rung: str, ranks: int, workload: Workload = LLAMA) -> float:
     """Bytes of the fullest moment with checkpointing and micro-batch 1."""
-    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, accumulation)
+    candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, 1)
     moments = backend_of(candidate.engine.rung).moments(workload, candidate, ranks, "cuda")
     return max(
         each.parameters + each.gradients + each.optimizer + each.activations + each.logits + each.buffers + each.live
@@ -43,14 +42,6 @@ def peak(rung: str, ranks: int, accumulation: int = 1, workload: Workload = LLAM
 
 def proof(rung: str, speed: float) -> Record:
     return make_record(make_candidate(rung), tokens_per_second=speed, purpose="proof")
-
-
-def test_sharding_divides_all_but_the_layers_at_work_and_accumulating_keeps_whole_gradients() -> None:
-    assert peak("fsdp2", 8) < peak("fsdp2+no-reshard", 8) < peak("ddp", 8)
-    assert peak("fsdp2", 16) < 0.6 * peak("fsdp2", 8)
-    # In 16 bits, as accelerate's policy reduces them.
-    assert 1.3 * P < peak("fsdp2", 8, accumulation=4) - peak("fsdp2", 8) < 2.0 * P
-    assert peak("fsdp2+cpu", 8) < 0.5 * peak("fsdp2", 8)
 
 
 def reason_of(rung: Rung, machine: Machine, workload: Workload = LLAMA) -> str | None:
@@ -87,23 +78,9 @@ def test_fsdp2_divides_weights_beside_adapters_unless_they_have_8_bits(
         assert peak("fsdp2", 8, workload=adapters) < share * peak("ddp", 8, workload=adapters)
 
 
-def test_what_peft_makes_fp32_stays_so_with_ddp_is_computed_with_in_16_bits_by_fsdp2_and_undone_by_deepspeed() -> None:
+def test_a_model_is_prepared_for_few_bits_only_if_it_is_loaded_in_them() -> None:
     with pytest.raises(UsageError, match=r"--prepare-kbit needs --load-in"):
         check_trained(LLAMA.model, Lora(rank=8), None, (), prepare_kbit=True)
-    packed = replace(LLAMA, lora=Lora(rank=8), load_in="4bit")
-    prepared = replace(packed, prepare_kbit=True)
-    more = prepared.weights.bytes_widened
-    assert more == 2 * (P - packed.weights.quantised)
-
-    def added(rung: str, ranks: int) -> float:
-        return peak(rung, ranks, workload=prepared) - peak(rung, ranks, workload=packed)
-
-    zero2 = make_candidate("zero2")
-    usual, own = (backend_of(zero2.engine.rung).moments(each, zero2, 2, "cuda") for each in (packed, prepared))
-    differing = [(one, other) for one, other in zip(usual, own, strict=True) if one != other]
-    assert [(one.name, other.parameters - one.parameters) for one, other in differing] == [(START, more)]
-    assert added("fsdp2+no-reshard", 2) == pytest.approx(more / 2)
-    assert added("ddp", 2) > more + 2 * LLAMA.seq_len * LLAMA.model.hidden_size * LLAMA.model.num_layers
 
 
 @pytest.mark.parametrize(
