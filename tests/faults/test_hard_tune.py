@@ -200,17 +200,6 @@ def test_what_was_written_is_read_back_with_the_paths_in_it(tuned: HardTune) -> 
     assert set(pd.read_csv(tuned.run / "trials.csv")["outcome"]) <= {"answer", "fits"}
 
 
-def test_the_launch_script_is_one_that_a_shell_reads(tuned: HardTune) -> None:
-    script = tuned.output.with_name(tuned.output.stem + ".launch.sh")
-    subprocess.run(["bash", "-n", str(script)], check=True, timeout=20)
-    done = subprocess.run(
-        ["bash", str(script)], check=False, capture_output=True, text=True, timeout=20, cwd=tuned.folder
-    )
-    assert done.returncode == 2
-    assert "usage" in done.stderr
-    assert not (tuned.folder / "pwned").exists()
-
-
 def test_swap_files_of_an_earlier_tune_of_this_run_folder_are_gone_and_others_are_there(tuned: HardTune) -> None:
     assert [path.name for path in tuned.drive.iterdir()] == ["ladder-0000000000000000-0001"]
 

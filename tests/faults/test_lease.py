@@ -241,11 +241,6 @@ def test_a_gpu_that_a_stranger_uses_is_refused_with_its_pid_at_once(gpus: FakeGp
         assert time.monotonic() - began < 10
 
 
-def test_the_free_one_is_chosen_where_there_is_a_choice(gpus: FakeGpus) -> None:
-    with stranger(gpus):
-        assert gpus.run(choose(1)) == "GPU-fake-1"
-
-
 def test_with_wait_the_stranger_is_waited_for_and_never_signalled(gpus: FakeGpus) -> None:
     with stranger(gpus) as process:
         waiting = waiting_tune(gpus)

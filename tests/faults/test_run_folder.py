@@ -80,19 +80,6 @@ def refused(folder: Path, kind: type[LadderError] = EnvironmentFaultError, *, ad
 # Torn tails
 
 
-def test_cut_anywhere_in_the_last_record_the_history_is_that_of_the_records_before(
-    written: Path, in_memory: Path
-) -> None:
-    folder = Path(shutil.copytree(written, in_memory / "run"))
-    journal = folder / "journal.log"
-    whole = journal.read_bytes()
-    start = whole.rindex(b"\n", 0, len(whole) - 1) + 1
-    assert b'"record"' in whole[start:]
-    for length in (*range(start, len(whole), 7), len(whole) - 1):
-        journal.write_bytes(whole[:length])
-        assert records_in(folder) == RECORDS[:-1], length
-
-
 # Damage
 
 

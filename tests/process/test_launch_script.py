@@ -38,18 +38,6 @@ def launched(folder: Path) -> list[str]:
     return ["launch", "--config_file", str(folder / "best_config.accelerate.yaml"), *config]
 
 
-def test_files_that_are_moved_together_find_each_other(tmp_path: Path) -> None:
-    emit_all(answer(), tmp_path / "before" / "best_config.json")
-    moved = (tmp_path / "before").rename(tmp_path / AWKWARD)
-    command = ["bash", "./best_config.launch.sh", "--trainer", "train.py", "--lr", "1"]
-    ran = program(*command, folder=moved, environment=fake_accelerate(tmp_path / "bin"))
-    words = ran.stdout.split("\n")
-    assert words[:8] == [*launched(moved), "train.py", "--lr", "1"]
-    assert words[8:10] == ["--deepspeed", str(moved / "best_config.json")]
-    assert words[words.index("--per_device_train_batch_size") + 1] == "4"
-    assert "before" not in ran.stdout
-
-
 def test_the_trainer_s_arguments_are_those_of_its_file(tmp_path: Path) -> None:
     files = emit_all(answer(), tmp_path / "best_config.json")
     ran = program(str(files[3]), "--trainer", "train.py", environment=fake_accelerate(tmp_path / "bin"))

@@ -196,14 +196,6 @@ def test_steps_that_fp16_overflow_skips_are_not_counted(stepper_of: Any) -> None
     assert min(timings.boundary) >= 0.02
 
 
-@pytest.mark.parametrize(("seconds", "num_timed"), [((0.2, 0.6, 0.2), 3), ((1.0, 1.0), 2)])
-def test_where_time_is_short_a_third_step_says_which_of_two_was_disturbed(
-    stepper_of: Any, seconds: tuple[float, ...], num_timed: int
-) -> None:
-    policy = StepPolicy(seconds=0.0, target_spread=0.0)
-    assert len(timed(stepper_of, Unsteady(*seconds), policy).boundary) == num_timed
-
-
 @pytest.mark.parametrize(("seconds", "num_timed"), [((0.3, 0.5, 0.5), 1), ((0.5, 0.3, 0.5, 0.5), 2)])
 def test_a_long_step_is_timed_once_where_the_untimed_one_before_it_agrees(
     stepper_of: Any, seconds: tuple[float, ...], num_timed: int

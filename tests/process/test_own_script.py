@@ -319,17 +319,6 @@ def test_trials_of_a_trainer_that_generates_train_on_completions_as_long_as_they
 
 
 @pytest.mark.night
-@of_cases("grpo_trainer")
-def test_the_answer_can_be_verified(tuned: Tuned) -> None:
-    before = files_in(tuned.folder)
-    done = ladder("verify", "best_config.json", "--tolerance", "0.9", folder=tuned.folder)
-    assert done.status == 0, done.errors
-    assert re.search(r"tokens/s \([\d,]+( to [\d,]+)? promised\)", done.output)
-    assert files_in(tuned.folder) == before
-    assert not list((tuned.folder / "ladder-runs").rglob("scratch"))
-
-
-@pytest.mark.night
 @of_cases("causal_loop")
 def test_a_loop_that_ends_sooner_than_it_was_to_be_verified_counts_by_the_steps_that_it_made(tuned: Tuned) -> None:
     done = ladder("verify", "best_config.json", "--minutes", "1", "--tolerance", "0.9", folder=tuned.folder)

@@ -20,7 +20,7 @@ from helpers.engines import engine_trial, measured
 from helpers.programs import BESIDE_PYTHON, program
 from transformers import HfArgumentParser, TrainingArguments
 
-from ladder.candidates import HALF, Candidate
+from ladder.candidates import Candidate
 from ladder.emit import Answer, emit_all
 from ladder.emit.files import OutputPaths
 from ladder.emit.plain import plain_output
@@ -118,12 +118,3 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
         reshards,
         offloads,
     )
-
-
-def test_half_checkpointing_is_written_as_the_trainer_reads_it(tmp_path: Path) -> None:
-    usual = plain_answer("ddp")
-    half = replace(usual, candidate=replace(usual.candidate, checkpoint_every=HALF))
-    emit_all(half, tmp_path / "best_config.json")
-    words = json.loads(OutputPaths.beside(plain_output(tmp_path / "best_config.json")).trainer.read_text())
-    (options,) = (value for name, value in words.items() if name.endswith("checkpointing_kwargs"))
-    assert options["every_n_layers"] == HALF

@@ -113,15 +113,6 @@ def test_precision_and_accumulation_in_a_deepspeed_file_for_accelerate_count_too
         program_of(["accelerate", "launch", *given, "train.py"])
 
 
-def test_what_accelerate_s_launcher_is_told_of_the_training_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
-    command = "accelerate launch --mixed_precision bf16 --use_deepspeed --gradient_accumulation_steps 4 train.py"
-    told = program_of(command.split()).environment
-    assert told == {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
-    assert program_of(["accelerate", "launch", "train.py"]).environment == {}
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -111,13 +111,6 @@ def test_a_proof_and_an_engine_with_another_environment_get_new_processes(bench:
     assert bench.ranks() == []
 
 
-def test_no_process_is_used_again_after_it_ran_out_of_memory(bench: Bench, tmp_path: Path) -> None:
-    run = bench.run(without_memory(tmp_path / "0001", "zero2"))
-    assert_out_of_memory(run)
-    assert not run.stays
-    assert bench.ranks() == []
-
-
 def test_what_fails_in_ranks_that_stayed_is_tried_again_in_new_ones(bench: Bench, tmp_path: Path) -> None:
     bench.run(trial(tmp_path / "0001", "zero2"))
     stayed, seen = pids(bench), set[int]()

@@ -56,13 +56,6 @@ def test_no_color_is_heeded(tmp_path: Path) -> None:
     assert not COLOUR.search(written)
 
 
-def test_in_a_pipe_there_is_no_escape_sequence(tmp_path: Path) -> None:
-    done = subprocess.run([*LADDER, *TUNE], check=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert "\x1b" not in done.stdout + done.stderr
-    assert "trial 0001" in done.stderr
-    assert "trial 0001:" not in done.stdout
-
-
 Run = Callable[..., tuple[int, str, str]]
 
 

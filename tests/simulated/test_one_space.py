@@ -42,7 +42,3 @@ def test_plan_and_tune_have_the_same_candidates(model: str, machine: str, tmp_pa
     tune, plan = searched_by_a_tune(model, machine, tmp_path), planned(model, machine)
     assert [each.key for each in plan.candidates] == [each.key for each in tune.candidates]
     assert (plan.memory_limit, plan.host_memory) == (tune.memory_limit, tune.host_memory)
-
-
-def test_plan_knows_half_checkpointing() -> None:
-    assert any(candidate.checkpointing == "1/2" for candidate in planned("llama-2-7b", "a100-40").candidates)

@@ -37,13 +37,6 @@ def words_for(folder: Path, target: str, engine: str, workload: dict[str, Any] |
     return words
 
 
-def test_the_trainer_and_accelerate_get_what_stands_beside_the_answer(tmp_path: Path) -> None:
-    for target, suffix in (("trainer", "trainer.json"), ("accelerate", "accelerate.yaml")):
-        words = words_for(tmp_path, target, "fsdp2")
-        assert words == yaml.safe_load((tmp_path / f"best_plain.{suffix}").read_text())
-        assert not any("deepspeed" in name for name in words)
-
-
 def test_trl_names_accelerates_file_and_the_type_of_weights_that_was_measured(tmp_path: Path) -> None:
     words = words_for(tmp_path, "trl", "fsdp2")
     assert words["accelerate_config"] == str(tmp_path / "best_plain.accelerate.yaml")

@@ -268,16 +268,6 @@ def test_a_run_folder_that_is_none_or_empty_or_older_or_damaged_is_one_sentence(
     assert "is damaged (line" in capsys.readouterr().err
 
 
-def test_where_the_report_cannot_be_written_one_sentence_says_so(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    assert main(["report", str(folder), "--output", str(tmp_path / "file" / "report.html")]) == 4
-    assert "Cannot write" in capsys.readouterr().err
-    assert main(["report", str(folder), "--output", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
-
-
 def test_an_answer_edited_by_hand_is_left_out_of_the_report(folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "edited"
     shutil.copytree(folder, copy)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from ladder.candidates import Candidate, Engine
 from ladder.emit import (
     Answer,
     OutputPaths,
-    accelerate_config,
     best_config,
     emit_all,
     launch_environment,
@@ -30,7 +28,6 @@ from ladder.emit import (
     load_best_config,
     original_text,
     trainer_arguments,
-    trainer_command_line,
 )
 from ladder.emit.exporters.registry import exported
 from ladder.emit.files import write_atomically
@@ -271,27 +268,7 @@ def test_the_launch_script_says_which_transformers_the_trainer_s_arguments_need(
     assert (f"# They need transformers {least} or later; tune again" in script) is bool(least)
 
 
-def test_the_command_line_survives_a_shell() -> None:
-    arguments = trainer_arguments(answer(), Path("/") / AWKWARD / "best_config.json")
-    words = shlex.split(trainer_command_line(arguments))
-    assert words[:2] == ["--deepspeed", f"/{AWKWARD}/best_config.json"]
-    assert words[words.index("--gradient_checkpointing_kwargs") + 1] == '{"use_reentrant": false}'
-    assert words[words.index("--bf16") + 1] == "true"
-
-
 # accelerate's YAML and the launch script
-
-
-@pytest.mark.parametrize(("rung", "sharded"), [("zero0", False), ("zero2", False), ("zero3", True)])
-def test_the_yaml_only_refers_to_the_configuration(rung: str, sharded: bool) -> None:
-    config = accelerate_config(answer(rung), Path("/out/best_config.json"))
-    assert config["deepspeed_config"] == {
-        "deepspeed_config_file": "/out/best_config.json",
-        "zero3_init_flag": sharded,
-    }
-    assert config["distributed_type"] == "DEEPSPEED"
-    assert (config["num_processes"], config["num_machines"], config["use_cpu"]) == (4, 1, False)
-    assert "mixed_precision" not in config
 
 
 def test_the_environment_gives_a_rank_the_threads_and_the_allocator_it_was_measured_with() -> None:

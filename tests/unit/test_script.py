@@ -48,7 +48,7 @@ from ladder.tuning.verification import _verification
 from ladder.units import GIB
 from ladder.workload.counted import Counted
 from ladder.workload.lora import Lora
-from ladder.workload.script import CountedOptimizer, Script, option_in, told, writing_into
+from ladder.workload.script import CountedOptimizer, Script, told, writing_into
 from ladder.workload.workload import Workload
 
 
@@ -152,21 +152,6 @@ def test_a_script_s_optimizer_is_offloaded_only_if_it_stays_what_it_is(
 
 
 @pytest.mark.parametrize(
-    ("command", "value"),
-    [
-        (["train.py", "--batch", "8"], "8"),
-        (["train.py", "--batch=8", "--lr", "1"], "8"),
-        (["train.py", "--batch", "8", "--batch=16"], "16"),
-        (["train.py", "--batch"], None),
-        (["train.py", "--batch-size", "8"], None),
-        ([], None),
-    ],
-)
-def test_an_option_is_found_with_a_space_or_an_equals_sign(command: list[str], value: str | None) -> None:
-    assert option_in(command, "--batch") == value
-
-
-@pytest.mark.parametrize(
     ("typed", "heard"),
     [
         (
@@ -216,7 +201,9 @@ def test_a_mapping_names_the_script_s_own_options_or_is_refused_with_what_it_cou
         (["train.py"], {}, 4 * 2 * 2),
         (["train.py", "--bs", "16"], {"micro_batch": "--bs"}, 16 * 2 * 2),
         (["train.py", "--bs=16", "--acc", "1"], {"micro_batch": "--bs", "accumulation": "--acc"}, 16 * 2),
-        (["train.py"], {"micro_batch": "--bs"}, 4 * 2 * 2),
+        (["train.py", "--bs", "8", "--bs=16"], {"micro_batch": "--bs"}, 16 * 2 * 2),
+        (["train.py", "--bs-of-mine", "16"], {"micro_batch": "--bs"}, 4 * 2 * 2),
+        (["train.py", "--bs"], {"micro_batch": "--bs"}, 4 * 2 * 2),
     ],
 )
 def test_the_global_batch_is_what_the_script_trains_with_on_so_many_ranks(

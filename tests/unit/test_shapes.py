@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.shapes import SMALL
 
-from ladder.errors import ModelNotAccessibleError, UsageError
+from ladder.errors import ModelNotAccessibleError
 from ladder.workload.config_guard import OWN_CODE_NOTE
 from ladder.workload.counted import Counted, counted_from
 from ladder.workload.shapes import (
@@ -141,17 +141,6 @@ def test_task_and_sequence_length_follow_from_the_model(name: str, task: str, se
     shape = resolve_model(name)
     assert shape.task == task
     assert default_seq_len(shape) == seq_len
-
-
-def test_a_task_that_the_model_cannot_be_trained_for_is_refused_with_the_one_it_can() -> None:
-    with pytest.raises(UsageError, match="trained as masked-lm, not as causal-lm"):
-        shape_from_config(
-            SMALL | {"odd": 1},
-            name="small",
-            source="file",
-            task="causal-lm",
-            count=lambda config, *_: Counted(tasks=("masked-lm",)),
-        )
 
 
 def test_a_smaller_vocabulary_takes_the_special_tokens_beyond_it_along() -> None:

@@ -570,15 +570,6 @@ def test_what_is_no_candidate_s_fault_ends_the_tune_if_it_happens_three_times_in
         assert history.records == []
 
 
-def test_ranks_that_could_not_meet_twice_are_tried_again(tmp_path: Path) -> None:
-    launcher = Pretender(larger_is_faster, lambda run: cannot_meet(run) if len(launcher.specs) <= 2 else None)
-    found, usual = (
-        answer_of(tune(tmp_path / name, each))
-        for name, each in (("unlucky", launcher), ("usual", Pretender(larger_is_faster)))
-    )
-    assert found.candidate_key == usual.candidate_key
-
-
 def test_an_engine_of_which_a_rank_was_killed_by_somebody_is_tried_once_more_and_no_oftener(tmp_path: Path) -> None:
     """In a trial or in a proof, by SIGKILL or by SIGTERM."""
 

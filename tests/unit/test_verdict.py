@@ -231,15 +231,6 @@ def test_what_was_seen_has_one_cause(
     assert words in f"{outcome.sentence} in {outcome.moment}"
 
 
-def test_a_rank_silent_past_its_deadline_is_a_hang_in_the_phase_it_was_in() -> None:
-    stop = Ending(kind="hang", rank=1, sentence="rank 1 was silent for 120 s in measure")
-    events: list[list[Event]] = [[measured()], [measured(), phase("measure", 9.0)]]
-    fits, ending = records_of(*events, stop=stop, killed=frozenset({0, 1}), exits={0: -9, 1: -9})
-    assert fits.outcome.kind == "fits"
-    assert (ending.outcome.kind, ending.outcome.rank, ending.outcome.moment) == ("hang", 1, "measure")
-    assert ending.outcome.sentence == stop.sentence
-
-
 def test_a_cancelled_trial_keeps_what_was_measured_and_blames_nobody() -> None:
     stop = Ending(kind="cancelled", sentence="the tune was interrupted")
     fits, ending = records_of([measured(), measured(SECOND.key), failed()], [measured()], stop=stop)
