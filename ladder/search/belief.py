@@ -142,7 +142,7 @@ class Outlook:
 
     @cached_property
     def most(self) -> float:
-        """Tokens/s that it cannot exceed, as it, its `ceilings` or other micro-batches of either reached no more.
+        """Tokens/s that it cannot exceed, as it, `ceilings`, twins or other micro-batches of these reached no more.
 
         What lacked memory says nothing of engines that need less of it.
         """
@@ -150,9 +150,10 @@ class Outlook:
             return math.inf
         belief = self.belief
         undisturbed = [each for each in belief.shown if not each.emptied]
+        others = {each.candidate for each in self.ceilings}.union(twins(self.candidate, belief.space))
         return min(
             most_of(self.candidate, belief.shown, belief.space, self._promises_more_than),
-            *(most_of(each.candidate, undisturbed, belief.space, self._promises_more_than) for each in self.ceilings),
+            *(most_of(each, undisturbed, belief.space, self._promises_more_than) for each in others),
             math.inf,
         )
 

@@ -118,6 +118,13 @@ def test_one_stage_stands_for_all_where_one_rank_trains_adapters(lora: Lora | No
     assert len(engines) == tried
 
 
+def test_what_one_twin_reached_the_other_does_not_exceed_even_once_it_was_measured_elsewhere():
+    space = make_space("zero0", "zero1", workload=replace(BILLION, lora=Lora(rank=16)), world_size=1)
+    reached = fitting(space, space.by_key["zero1 ckpt=on mb=4"], slower=1.5)
+    measured = fitting(space, space.by_key["zero0 ckpt=off mb=2"])
+    assert outlook(space, [reached, measured], "zero0 ckpt=on mb=4").most == reached.tokens_per_second
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fsdp2_is_measured_without_resharding_and_with_it_only_where_that_may_be_faster(ranks: int):
     names = ("fsdp2", "fsdp2+no-reshard")
