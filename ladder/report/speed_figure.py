@@ -1,4 +1,4 @@
-"""The figure of speed against memory: candidates, the answer, its proof, the first fit and the Pareto front."""
+"""The figures of speed: against memory, with the first fit and the Pareto front; and in the order of the trials."""
 
 from __future__ import annotations
 
@@ -34,6 +34,44 @@ def speed_against_memory(run: ReportedRun) -> Scatter | None:
         limit_label=f"limit: {format_bytes(run.space.memory_limit)}",
         line=tuple((step.peak / GIB, step.tokens_per_second) for step in front(run.records)),
         line_label="No candidate that fits is both faster and needs less memory than one on this line.",
+    )
+
+
+def speed_over_time(run: ReportedRun) -> Scatter | None:
+    """Trials, failures and proofs in the order in which they ended, and the fastest that was proven so far."""
+    ended, passed = dict[str, float](), 0.0
+    for trial in sorted(run.trial_seconds):
+        passed += sum(run.trial_seconds[trial].values())
+        ended[trial] = passed
+    points: dict[bool, list[Point]] = {True: [], False: []}
+    failed, line = [], list[tuple[float, float]]()
+    for record in run.records:
+        seen, speed, at = record.measurement, record.tokens_per_second or 0.0, ended.get(record.trial)
+        if at is None or record.purpose == "probe":
+            continue
+        is_proof = record.purpose == "proof"
+        what = f"{'proof' if is_proof else 'trial'} {record.trial}, {record.candidate_key}"
+        if seen is None or not speed:
+            failed.append(Point(x=at, y=0.0, text=f"{what}: {record.outcome.sentence}"))
+            continue
+        low, high = (speed * (1 + seen.spread * sign) for sign in (-1, 1))
+        text = f"{what}: {speed:,.0f} tokens/s ± {seen.spread:.1%}"
+        points[is_proof].append(Point(x=at, y=speed, low=low, high=high, text=text))
+        if is_proof and speed > (best := line[-1][1] if line else 0.0):
+            line += [(at, best), (at, speed)] if line else [(at, speed)]
+    if not points[False]:
+        return None
+    return Scatter(
+        x_title="seconds of trials",
+        y_title="tokens/s",
+        x_most=1.05 * passed,
+        series=(
+            *_series("trial", COLOURS[0], "circle", points[False]),
+            *_series("failed", FAILED, "cross", failed),
+            *_series("proof", ANSWER, "diamond", points[True]),
+        ),
+        line=(*line, (passed, line[-1][1])) if line else (),
+        line_label="The fastest that was proven so far.",
     )
 
 
@@ -78,7 +116,9 @@ def _proofs(run: ReportedRun) -> list[Series]:
             Point(
                 x=seen.peak_device / GIB,
                 y=proof.tokens_per_second,
-                text=f"proof of {entry.candidate_key}: {proof.tokens_per_second:,.0f} tokens/s, "
+                low=proof.tokens_per_second * (1 - seen.spread),
+                high=proof.tokens_per_second * (1 + seen.spread),
+                text=f"proof of {entry.candidate_key}: {proof.tokens_per_second:,.0f} tokens/s ± {seen.spread:.1%}, "
                 f"{seen.peak_device / GIB:.2f} GiB",
                 tied_to=(trial.x, trial.y) if trial else None,
             )

@@ -16,7 +16,7 @@ from ladder.report.figures import memory_by_part, time_by_trial
 from ladder.report.front import front
 from ladder.report.page.svg import svg
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
-from ladder.report.speed_figure import speed_against_memory
+from ladder.report.speed_figure import speed_against_memory, speed_over_time
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
@@ -88,6 +88,10 @@ _SPEED = (
     "interquartile range of the measured steps, or the 80% range of a prediction. The dotted line joins the candidates "
     "that no other one beats in both speed and memory. The dashed line is the memory limit."
 )
+_ORDER = (
+    "Each trial and proof where it ended, without the seconds between them. Bars show half the interquartile range of "
+    "the measured steps. The dotted line is the fastest that was proven so far."
+)
 _MEMORY = (
     "The answer and the best candidate of each engine: memory as predicted before any trial, and as measured in the "
     "trial and the proof."
@@ -125,6 +129,7 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "speed": _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
         "front": _front(run),
         "figures": [
+            _figure_of(f"{name}-order", "The tune over time", _ORDER, speed_over_time(run)),
             _figure_of(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
             _figure_of(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
         ],
