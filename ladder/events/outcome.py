@@ -11,7 +11,7 @@ OutcomeKind = Literal[
 Purpose = Literal["measure", "probe", "proof"]
 """The purpose of a trial. A probe uses a model with a few layers, so its figures are not the candidate's own."""
 _BUSY = 0.1
-"""Of the cores' time: what other programs take above it is worth a word. Chosen."""
+"""Of the time of cores or of a GPU: what other programs take above it is worth a word. Chosen."""
 MEMORY_OUTCOMES: frozenset[OutcomeKind] = frozenset({"gpu_oom", "host_oom", "pinned_oom", "disk_full"})
 
 
@@ -60,6 +60,8 @@ class Measurement:
     """How often the allocator emptied its cache and tried again during timing."""
     others: float | None = None
     """Of the time of a rank's cores, what other programs took where none was idle: the most of any rank."""
+    others_on_gpu: float | None = None
+    """Of a GPU's time, what other programs took: the most of any GPU."""
     held_host: int | None = None
     """As `peak_host`, but once it was measured: loading weights may take more, and no prediction goes by that."""
     losses: tuple[float, ...] = ()
@@ -86,8 +88,14 @@ class Measurement:
 
     @property
     def disturbance(self) -> float:
-        """`others`, if that is worth a word; otherwise 0."""
-        return self.others if self.others is not None and self.others > _BUSY else 0.0
+        """The larger of `others` and `others_on_gpu`, if that is worth a word; otherwise 0."""
+        most = max(self.others or 0.0, self.others_on_gpu or 0.0)
+        return most if most > _BUSY else 0.0
+
+    @property
+    def disturbed(self) -> str:
+        """What other programs took most of, in words."""
+        return "the ranks' cores" if (self.others or 0.0) >= (self.others_on_gpu or 0.0) else "a GPU's time"
 
     def step_seconds(self, accumulation: int) -> float:
         """Seconds of an optimizer step of `accumulation` micro-steps. ValueError if measured without accumulation."""

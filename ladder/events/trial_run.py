@@ -32,6 +32,8 @@ class DeviceUse:
     sm_clock_mhz: float | None
     peak_bytes: int | None
     """The most memory in use on any GPU, minus what was in use before the trial."""
+    others: float | None = None
+    """Of the time of the GPU that others used most, what programs took that ran there before the trial."""
 
 
 @dataclass(kw_only=True)

@@ -135,6 +135,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         held_host=sum(event.held_host or event.peak_host for event in events),
         alloc_retries=max(event.alloc_retries for event in events),
         others=max((event.others for event in events if event.others is not None), default=None),
+        others_on_gpu=use.others if use else None,
         losses=tuple(first.losses),
         utilisation=use.utilisation if use else None,
         watts=use.watts if use else None,
@@ -160,7 +161,7 @@ def _warnings(measurement: Measurement, limit: int) -> tuple[str, ...]:
     if measurement.compile_seconds is not None:
         warnings.append(f"compiling took {measurement.compile_seconds:.0f} s of its first step, which is not counted")
     if measurement.disturbance:
-        warnings.append(f"other programs took {measurement.disturbance:.0%} of the ranks' cores meanwhile")
+        warnings.append(f"other programs took {measurement.disturbance:.0%} of {measurement.disturbed} meanwhile")
     if (measurement.loader_share or 0.0) > _WAITING:
         warnings.append(
             f"{measurement.loader_share:.0%} of a step waits for the script's data loader, which more of its workers "

@@ -13,6 +13,7 @@ import pynvml
 
 from ladder.errors import EnvironmentFaultError
 from ladder.events.trial_run import DeviceUse
+from ladder.machine.gpus import users_of
 
 _PERIOD_SECONDS = 0.25
 """Between two samples. Every query takes locks of the driver that kernel launches need too. Chosen: at 0.05 s, with
@@ -25,6 +26,8 @@ _LOST = frozenset(
 )
 _ATTEMPTS = 3
 """Failed queries in a row before a GPU counts as lost. Chosen: a single failure may be chance."""
+_RECENT_SECONDS = 1.0
+"""Chosen: NVML notes the use of a process a few times a second."""
 _RETRY_SECONDS = 0.1
 """Between two attempts. Chosen: enough for a busy driver to answer, and no trial waits long."""
 
@@ -36,6 +39,7 @@ class _Sample:
     utilisation: tuple[float | None, ...]
     joules: tuple[float | None, ...]
     clock_mhz: tuple[float | None, ...]
+    others: tuple[float | None, ...]
 
 
 class Gpus:
@@ -50,14 +54,15 @@ class Gpus:
             raise _lost(", ".join(uuids), error) from None
         for uuid in uuids:
             self._handles.append((uuid, _ask(uuid, pynvml.nvmlDeviceGetHandleByUUID, uuid)))
-        self._before = self._used()
+        self.mark()
 
     def _used(self) -> tuple[int, ...]:
         return tuple(int(_ask(uuid, pynvml.nvmlDeviceGetMemoryInfo, handle).used) for uuid, handle in self._handles)
 
     def mark(self) -> None:
-        """From now on, do not count the memory that is in use at this moment."""
+        """From now on, do not count the memory that is in use at this moment; what runs there now is others'."""
         self._before = self._used()
+        self._others = tuple(frozenset(users_of(handle)) for _, handle in self._handles)
 
     def wait_released(self, seconds: float, tolerance: int = 64 << 20) -> bool:
         """Wait until no GPU has more memory in use than at the last `mark`; False if that takes more than `seconds`."""
@@ -76,6 +81,7 @@ class Gpus:
             utilisation=tuple(_try(lambda h: pynvml.nvmlDeviceGetUtilizationRates(h).gpu / 100, h) for h in handles),
             joules=tuple(_try(lambda h: pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1000, h) for h in handles),
             clock_mhz=tuple(_try(lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, 1)), h) for h in handles),
+            others=tuple(_taken(*pair) for pair in zip(handles, self._others, strict=True)),
         )
 
 
@@ -104,6 +110,19 @@ def _try(query: Any, handle: Any) -> float | None:
         return float(query(handle))
     except pynvml.NVMLError:
         return None
+
+
+def _taken(handle: Any, others: frozenset[int]) -> float | None:
+    """The share of the GPU's time that `others` took in the last second; None where NVML does not say it."""
+    if not others:
+        return 0.0
+    since = int((time.time() - _RECENT_SECONDS) * 1e6)
+    try:
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+    except pynvml.NVMLError as error:
+        return 0.0 if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
+    latest = {each.pid: each.smUtil / 100 for each in sorted(samples, key=lambda each: each.timeStamp)}
+    return float(min(1.0, sum(share for pid, share in latest.items() if pid in others)))
 
 
 class Sampler:
@@ -142,12 +161,14 @@ class Sampler:
         times = [sample.t for sample in self._samples]
         first, last = bisect.bisect_left(times, began), bisect.bisect_right(times, ended)
         inside, window = self._samples[first:last], self._samples[max(0, first - 1) : last + 1]
+        taken = [_mean(of_a_gpu) for of_a_gpu in zip(*(sample.others for sample in window), strict=True)]
         return DeviceUse(
             utilisation=_mean([value for sample in window for value in sample.utilisation]),
             watts=_watts(window),
             sm_clock_mhz=_mean([value for sample in window for value in sample.clock_mhz]),
             # Without the neighbouring samples: one may belong to the next candidate, which needs more memory.
             peak_bytes=max((max(sample.used) for sample in inside), default=None),
+            others=max((each for each in taken if each is not None), default=None),
         )
 
 

@@ -175,7 +175,7 @@ def obstacle(gpu: Gpu, needed: int | None) -> Obstacle | None:
         info = pynvml.nvmlDeviceGetMemoryInfo(handle)
     except pynvml.NVMLError as error:
         return Obstacle(f"GPU {gpu.uuid} ({gpu.name}) cannot be used: {error}; reset it or reboot", lasting=True)
-    pids = _users(handle)
+    pids = users_of(handle)
     strangers = [pid for pid in pids if not _is_ladders(pid)]
     wanted = min(needed or gpu.total_bytes, int(0.9 * info.total))
     if not pids and info.used <= _BUSY_FRACTION * info.total and info.free >= wanted:
@@ -188,7 +188,7 @@ def obstacle(gpu: Gpu, needed: int | None) -> Obstacle | None:
     )
 
 
-def _users(handle: Any) -> list[int]:
+def users_of(handle: Any) -> list[int]:
     """The processes that use a GPU, as far as NVML shows them; in a container it may show none."""
     # Explicit versions: under an older driver, the name without a version raises another error.
     for query in (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2):

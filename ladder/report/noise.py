@@ -15,20 +15,21 @@ _MOST_NAMED = 3
 
 
 def taken(record: Record) -> float:
-    """Of the time of the ranks' cores, what other programs took, if that is worth a word."""
+    """Of the time of the ranks' cores or of a GPU, what other programs took, if that is worth a word."""
     return record.measurement.disturbance if record.measurement is not None else 0.0
 
 
 def busy_sentence(records: Sequence[Record]) -> str:
     """That something else used the machine during trials; empty if nothing did."""
-    shares = [share for share in map(taken, records) if share]
-    if not shares:
+    timed = [record.measurement for record in records if record.measurement is not None]
+    busy = [seen for seen in timed if seen.disturbance]
+    if not busy:
         return ""
-    timed = [record for record in records if record.measurement is not None]
-    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    low, high = (f"{end(seen.disturbance for seen in busy):.0%}" for end in (min, max))
+    what = " and ".join(sorted({seen.disturbed for seen in busy}))
     return (
-        f"This machine was busy: in {len(shares)} of {counted(len(timed), 'measurement')}, other programs took "
-        f"{low if low == high else f'{low} to {high}'} of the ranks' cores. Speeds are those beside them, and "
+        f"This machine was busy: in {len(busy)} of {counted(len(timed), 'measurement')}, other programs took "
+        f"{low if low == high else f'{low} to {high}'} of {what}. Speeds are those beside them, and "
         "comparisons are ranges; tune again when the machine is idle."
     )
 
@@ -36,7 +37,7 @@ def busy_sentence(records: Sequence[Record]) -> str:
 def ends(record: Record, trial: Record | None = None) -> tuple[float, float]:
     """The slowest and the fastest, in tokens/s, that `record` and a `trial` of the same candidate may stand for.
 
-    These are the windows of their steps, and the speed if the ranks had the cores for themselves.
+    These are the windows of their steps, and the speed if the ranks had the machine for themselves.
     """
     found: list[float] = []
     for each in filter(None, (record, trial)):

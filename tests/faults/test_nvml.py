@@ -50,6 +50,17 @@ def test_a_rank_reads_the_memory_in_use_without_the_package_as_with_it(gpus: Fak
     assert gpus.run(f"from ladder.trial.used_memory import UsedMemory\n{failing}").startswith("NVML's nvmlDevice")
 
 
+def test_what_computed_on_a_gpu_before_the_trial_is_told_from_the_trial_itself(gpus: FakeGpus) -> None:
+    sample = SAMPLE.replace("print(use", "print(round(use.others, 6), use")
+    assert gpus.run(sample).startswith("0.0 ")
+    gpus.set(pid1=4711, taken1=40)
+    assert gpus.run(sample).startswith("0.4 ")
+    began_later = sample.replace("sampler = ", "open(os.environ['FAKE_NVML'], 'a').write('pid1 4712\\n')\nsampler = ")
+    assert gpus.run(f"import os\n{began_later}").startswith("0.0 ")
+    gpus.set(pid1=4711, taken1=40, unsupported=1)
+    assert gpus.run(sample).startswith("0.0 ")  # what runs there is not said either
+
+
 # Lost GPUs
 
 

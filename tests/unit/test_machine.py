@@ -292,7 +292,7 @@ def test_a_gpu_that_holds_a_fifth_is_somebody_s_even_if_no_process_shows_and_eno
     info = SimpleNamespace(total=GPU.total_bytes, used=used, free=GPU.total_bytes - used)
     monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByUUID", lambda uuid: "handle")
     monkeypatch.setattr("pynvml.nvmlDeviceGetMemoryInfo", lambda handle: info)
-    monkeypatch.setattr(gpus_module, "_users", lambda handle: [])
+    monkeypatch.setattr(gpus_module, "users_of", lambda handle: [])
     found = obstacle(GPU, NEEDED)
     assert (found is None) is is_free
     assert found is None or "already holds" in found.sentence

@@ -25,6 +25,9 @@ def test_a_busy_machine_is_said_with_what_others_took_and_an_idle_one_is_not() -
     assert busy_sentence([seen(ONE, 100.0, 0.2), seen(OTHER, 90.0, 0.5), seen(SLOW, 80.0, 0.0)]).startswith(
         "This machine was busy: in 2 of 3 measurements, other programs took 20% to 50% of the ranks' cores."
     )
+    on_gpu = seen(OTHER, 90.0, None, others_on_gpu=0.4)
+    assert "took 40% of a GPU's time. " in busy_sentence([on_gpu])
+    assert "took 20% to 40% of a GPU's time and the ranks' cores. " in busy_sentence([seen(ONE, 100.0, 0.2), on_gpu])
 
 
 def test_a_speed_stands_for_its_windows_its_trial_and_what_an_idle_machine_would_reach() -> None:

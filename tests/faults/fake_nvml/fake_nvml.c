@@ -7,6 +7,7 @@
  *     used0 1073741824    bytes held on GPU 0
  *     release0 12.5       from this second of CLOCK_MONOTONIC on, GPU 0 holds nothing
  *     pid0 4711           the process that computes on GPU 0
+ *     taken0 40           per cent of GPU 0's time that this process takes
  *     mig0 1              MIG is enabled on GPU 0
  *     unsupported 1       every query that a virtual machine may not have fails
  *     flaky 2             so many memory queries fail with an unknown error
@@ -21,6 +22,7 @@ enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, LOST = 1
 typedef struct { unsigned long long total, free, used; } Memory;
 typedef struct { unsigned int gpu, memory; } Utilization;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu_instance, compute_instance; } Process;
+typedef struct { unsigned int pid; unsigned long long time; unsigned int sm, memory, encoder, decoder; } ProcessUse;
 
 static double setting(const char *key, int index) {
     char wanted[32], line[128];
@@ -134,3 +136,18 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, P
     return nvmlDeviceGetComputeRunningProcesses_v2(device, count, processes);
 }
 #endif
+
+int nvmlDeviceGetProcessUtilization(void *device, ProcessUse *uses, unsigned int *count, unsigned long long since) {
+    struct timespec now;
+    int result = optional(device);
+    if (result != OK) return result;
+    if (!setting("taken", index_of(device))) return NOT_FOUND;
+    if (!uses) { *count = 1; return INSUFFICIENT_SIZE; }
+    clock_gettime(CLOCK_REALTIME, &now);
+    memset(uses, 0, sizeof *uses);
+    uses->pid = (unsigned int)setting("pid", index_of(device));
+    uses->time = now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+    uses->sm = (unsigned int)setting("taken", index_of(device));
+    *count = uses->time > since;
+    return OK;
+}
