@@ -2,8 +2,8 @@
 
     python benchmarks/types_on_cpu.py FOLDER [--types 25] [--seconds 900] [--dtype fp32]
 
-Types are those of transformers that learn text and take the sizes of a small model, every so many-th of all in the
-order of their names. Each gets a tune of two engines in FOLDER, whose run folder `prior.py` then compares with what was
+Types are those of transformers that learn text and take the sizes of a small model, spread over all in the order of
+their names. Each gets a tune of five engines in FOLDER, whose run folder `prior.py` then compares with what was
 predicted before any trial; a type that FOLDER already has is not tuned again. The last line is
 `types=… candidates=… memory_mean_pct=… memory_worst_pct=…`.
 """
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,36 @@ _PARAMETERS = range(15_000_000, 120_000_000)
 _ENGINES = ("zero0", "zero1", "zero2", "zero3", "ddp")
 
 
-def small_models() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A configuration of each type that can be so small, by its name."""
-    for name in sorted(CONFIG_MAPPING):
-        try:
-            default = CONFIG_MAPPING[name]().to_dict()
-            sizes: dict[str, int | None] = {key: value for key, value in _SIZES.items() if key in default}
-            sizes |= dict.fromkeys({"layer_types"} & default.keys())
-            config = CONFIG_MAPPING[name](**sizes)
-            raw, _ = checked_config({**json.loads(config.to_json_string(use_diff=False)), "model_type": name}, name)
-            built = model_config(raw)
-            with torch.device("meta"):
-                model = auto_class(built, tasks_of(built)[0]).from_config(built)
-        except (Exception, LadderError):
-            continue  # it learns no text, or its sizes have to suit one another
-        if sum(each.numel() for each in model.parameters()) in _PARAMETERS:
+_APART = 17
+"""Chosen: about as many names lie between two types in a row as all have for each type asked for."""
+
+
+def small_model(name: str) -> dict[str, Any] | None:
+    """A configuration of this type that is so small; None if it learns no text, or its sizes must suit one another."""
+    try:
+        default = CONFIG_MAPPING[name]().to_dict()
+        sizes: dict[str, int | None] = {key: value for key, value in _SIZES.items() if key in default}
+        sizes |= dict.fromkeys({"layer_types"} & default.keys())
+        config = CONFIG_MAPPING[name](**sizes)
+        raw, _ = checked_config({**json.loads(config.to_json_string(use_diff=False)), "model_type": name}, name)
+        built = model_config(raw)
+        with torch.device("meta"):
+            model = auto_class(built, tasks_of(built)[0]).from_config(built)
+    except (Exception, LadderError):
+        return None
+    return raw if sum(each.numel() for each in model.parameters()) in _PARAMETERS else None
+
+
+def spread() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The types that can be so small, with a configuration each: every so many-th of all names, then those between."""
+    names = sorted(CONFIG_MAPPING)
+    for name in (name for first in range(_APART) for name in names[first::_APART]):
+        if (raw := small_model(name)) is not None:
             yield name, raw
 
 
 def tune(config: Path, folder: Path, dtype: str) -> str:
-    """Tune two engines of the model; returns the last line that the tune said."""
+    """Tune the engines of the model; returns the last line that the tune said."""
     engines = [word for name in _ENGINES for word in ("--rung", name)]
     words = [str(config), "--gpus", "0", "--gpu-memory", "8GiB", "--seq-len", "256", "--global-batch-size", "8"]
     words += ["--dtype", dtype]
@@ -93,11 +104,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    models = list(small_models())
-    step = max(1, len(models) // options.types)
     errors: list[Error] = []
     types, until = 0, time.monotonic() + options.seconds
-    for name, raw in models[::step][: options.types]:
+    for name, raw in islice(spread(), options.types):
         run, config = options.folder / name, options.folder / f"{name}.json"
         if not run.exists() and time.monotonic() < until:
             config.write_text(json.dumps(raw))
