@@ -43,16 +43,20 @@ def window_speeds(steps: Sequence[float], promised: float) -> tuple[float, ...]:
     return tuple(promised / statistics.fmean(steps[first:end]) for first, end in pairwise(ends))
 
 
-def promised_range(candidate: Candidate, proof: Record, trial: Record | None) -> tuple[float, float] | None:
+def promised_range(
+    candidate: Candidate, proof: Record, trial: Record | None, before: Sequence[Record] = ()
+) -> tuple[float, float] | None:
     """The lowest and the highest tokens/s of a training, or None if the one figure of its `proof` is good enough.
 
-    These are the extremes of the proof, of the windows of its steps, and of the `trial` of the same candidate, which
-    ran at another time; where the CPU sets the pace, also a fifth less and more than the proof.
+    These are the extremes of the proof, of the windows of its steps, of the proofs `before` it, and of the `trial` of
+    the same candidate, all of which ran at other times; where the CPU sets the pace, also a fifth less and more than
+    the proof.
     """
     speed = proof.tokens_per_second
     if not speed or proof.measurement is None:
         return None
     speeds = [speed, *(speed * window for window in proof.measurement.window_speeds)]
+    speeds += [each.tokens_per_second for each in before if each.tokens_per_second]
     if (other := _comparable(proof, trial)) is not None:
         speeds.append(other)
     if is_paced_by_cpu(candidate, proof):

@@ -22,7 +22,7 @@ from ladder.search.bound import Bound, bound
 from ladder.search.knobs import turned
 from ladder.search.policy import faster_without_deepspeed
 from ladder.search.remedies import remedies
-from ladder.search.space import REFUSED, Space, measured, warnings_of
+from ladder.search.space import REFUSED, Space, measured, proofs_before, warnings_of
 from ladder.techniques.keys import engine_in
 from ladder.units import counted, format_bytes, in_words, parameters_in_words
 
@@ -141,7 +141,7 @@ def answer_figures(run: ReportedRun) -> list[tuple[str, str]]:
     candidate = space.by_key[record.candidate_key]
     first = measured(run.records).get(record.candidate_key)
     trial = first.tokens_per_second if first is not None else None
-    promised = promised_range(candidate, record, first)
+    promised = promised_range(candidate, record, first, proofs_before(run.records, record))
     used = mfu(space.workload, speed, space.world_size, space.gpu_name)
     figures = [
         (f"tokens/s, all {run.rank_word}s", f"{speed:,.0f}"),

@@ -95,8 +95,9 @@ def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) 
 def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> Table:
     """The ledger for a terminal in at most `most` lines: the fastest first, then those that failed, then untried ones.
 
-    Predictions for untried candidates have a ~. Below 110 columns the reasons are left out, below 80 memory too, and
-    below 60 the proofs; `ladder explain` has them. Unsupported rungs are in `unsupported_line`.
+    Predictions for untried candidates have a ~, or a ≤ where the same work reached no more. Below 110 columns the
+    reasons are left out, below 80 memory too, and below 60 the proofs; `ladder explain` has them. Unsupported rungs are
+    in `unsupported_line`.
     """
     narrow, wide = width < _NARROW, width >= _WIDE
     proofs = width >= _NO_PROOFS and any(entry.proof for entry in entries)
@@ -156,7 +157,8 @@ def _cells(entry: Entry, *, narrow: bool, proofs: bool) -> list[str]:
 def _figures(entry: Entry) -> tuple[str, str]:
     """Tokens/s and GiB, measured or predicted; without speed if it is not likely to fit."""
     if entry.predicted is not None:
-        speed = f"~{entry.predicted.tokens_per_second:,.0f}" if entry.predicted.fits >= LIKELY else ""
+        sign = "≤" if entry.predicted.is_held else "~"
+        speed = f"{sign}{entry.predicted.tokens_per_second:,.0f}" if entry.predicted.fits >= LIKELY else ""
         return speed, f"~{entry.predicted.peak / GIB:.2f}"
     if entry.record is None or entry.record.measurement is None:
         return "", ""

@@ -127,6 +127,11 @@ class Outlook:
         return min(self.most, *(each.speed.tokens_per_second / each._doubt for each in self._limits))
 
     @property
+    def is_held(self) -> bool:
+        """Whether what was measured of the same steps is all that keeps its expected speed from being higher."""
+        return self.most < min(each.speed.tokens_per_second for each in self._limits)
+
+    @property
     def _limits(self) -> tuple[Outlook, ...]:
         return (self, *self.ceilings)
 

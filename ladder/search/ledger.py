@@ -46,6 +46,8 @@ class Predicted:
     """The probability that it fits."""
     probe: str | None = None
     """The trial that probed its engine, if one did."""
+    is_held: bool = False
+    """`tokens_per_second` is what the same steps reached on another engine or with a larger micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,8 @@ class _Teller:
             return f"predicted to need {needs}{chance}", f"needs {needs}"
         speed = f"predicted {predicted.tokens_per_second:,.0f} tokens/s ({predicted.low:,.0f} to {predicted.high:,.0f})"
         speed += f" after its engine's probe (trial {predicted.probe})" if predicted.probe else ""
+        if predicted.is_held:
+            speed = f"at most {predicted.tokens_per_second:,.0f} tokens/s, which the same work reached elsewhere"
         if not best:
             return f"{speed}; the tune ended before it", "the tune ended before it"
         brief = f"at {'most' if predicted.high > best else 'least'} {promise.removeprefix(_AT_THE_END)}"
@@ -239,4 +243,5 @@ def _predicted(outlook: Outlook, probe: str | None) -> Predicted:
         host=outlook.memory.host,
         fits=outlook.fits,
         probe=probe,
+        is_held=outlook.is_held,
     )

@@ -314,6 +314,12 @@ def proven(records: Sequence[Record]) -> dict[str, Record]:
     return {key: proof for key, proof in _proofs(records).items() if proof.outcome.kind == "fits"}
 
 
+def proofs_before(records: Sequence[Record], proof: Record) -> list[Record]:
+    """The other successful proofs of the candidate of `proof`."""
+    own = (each for each in records if each.purpose == "proof" and each.candidate_key == proof.candidate_key)
+    return [each for each in own if each.outcome.kind == "fits" and each is not proof]
+
+
 def _proofs(records: Sequence[Record]) -> dict[str, Record]:
     """The last proof of each candidate, by key. It decides, even if an earlier one had another outcome."""
     return {record.candidate_key: record for record in records if record.purpose == "proof"}

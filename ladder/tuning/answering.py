@@ -15,7 +15,7 @@ from ladder.machine.machine_speed import mfu
 from ladder.search.bound import bound
 from ladder.search.remedies import remedies
 from ladder.search.script_faults import last_fault, part_of_script
-from ladder.search.space import Space, measured, plain_as_it_stands, warnings_of
+from ladder.search.space import Space, measured, plain_as_it_stands, proofs_before, warnings_of
 from ladder.tuning.tuner import TuneResult
 from ladder.units import counted, format_bytes
 from ladder.workload.workload import Workload
@@ -45,7 +45,7 @@ def answer_of(
         candidate=candidate,
         measurement=measurement,
         tokens_per_second=record.tokens_per_second,
-        tokens_per_second_range=promised_range(candidate, record, trial),
+        tokens_per_second_range=promised_range(candidate, record, trial, proofs_before(records, record)),
         step_seconds=measurement.step_seconds(candidate.accumulation),
         mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
         bound=limit.tokens_per_second if limit is not None else None,

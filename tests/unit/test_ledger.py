@@ -47,6 +47,17 @@ def test_every_candidate_is_measured_predicted_or_pruned_and_says_why():
             assert entry.predicted.peak < entry.predicted.upper
 
 
+def test_what_the_same_work_reached_elsewhere_is_told_as_a_limit_and_not_as_a_prediction():
+    space = make_space("zero2", "zero2+opt-cpu")
+    reached = fitting(space, space.by_key["zero2 ckpt=on mb=4"], slower=3.0)
+    entries = {entry.candidate_key: entry for entry in ledger(space, [reached], {})}
+    held, free = entries["zero2+opt-cpu ckpt=on mb=4"], entries["zero2 ckpt=off mb=1"]
+    assert there(held.predicted).tokens_per_second == reached.tokens_per_second
+    assert held.why.startswith(f"at most {reached.tokens_per_second:,.0f} tokens/s, which the same work reached")
+    shown = [there(entry.predicted).is_held for entry in (held, free)]
+    assert shown == [True, False]
+
+
 def test_a_rung_that_fits_but_loses_is_explained_with_both_speeds():
     space = make_space("zero2", "zero3")
     slow = fitting(space, make_candidate("zero2", micro_batch=4, accumulation=4), slower=2.0, trial="0002")

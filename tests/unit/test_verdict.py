@@ -34,6 +34,7 @@ from ladder.events.protocol import (
 )
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
 from ladder.events.verdict import judge, trial_seconds
+from ladder.search.space import proofs_before
 from ladder.units import GIB, MIB
 
 FIRST, SECOND = make_candidate(micro_batch=1, accumulation=4), make_candidate(micro_batch=2, accumulation=2)
@@ -327,6 +328,15 @@ def test_a_range_is_promised_where_windows_or_the_trial_are_further_from_the_pro
     trial = make_record(FIRST, tokens_per_second=trial_speed) if trial_speed else None
     found = promised_range(FIRST, make_record(FIRST, tokens_per_second=1000.0, measurement=seen), trial)
     assert found == (promised if promised is None else pytest.approx(promised))
+
+
+def test_no_proof_of_the_answer_is_left_out_of_what_it_promises() -> None:
+    slow, trial, proof = (
+        make_record(FIRST, tokens_per_second=speed, purpose=purpose)
+        for speed, purpose in ((238.0, "proof"), (325.0, "measure"), (372.0, "proof"))
+    )
+    before = proofs_before([trial, slow, proof], proof)
+    assert promised_range(FIRST, proof, trial, before) == (238.0, 372.0)
 
 
 @pytest.mark.parametrize(
