@@ -25,6 +25,9 @@ _COUNTS = ("micro_batch", "accumulation", "num_steps")
 _NO_PROOFS = 60
 _NARROW = 80
 _WIDE = 110
+_LINES_OF_A_REASON, _SHORT_REASON = 2, 20
+"""On a screen that is neither narrow nor wide, and the letters that one line has room for at 80 columns. Chosen: most
+reasons fit, and a screen still shows ten candidates."""
 _GROUPS = ((0, 1), (2,), (3, 4, 5))
 """Entries that fit, that failed and that were not tried, by the first number of `_order`."""
 RUNG_CELLS = 16
@@ -95,26 +98,27 @@ def frame(entries: Sequence[Entry], seconds: Mapping[str, Mapping[str, float]]) 
 def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> Table:
     """The ledger for a terminal in at most `most` lines: the fastest first, then those that failed, then untried ones.
 
-    Predictions for untried candidates have a ~, or a ≤ where the same work reached no more. Below 110 columns the
-    reasons are left out, below 80 memory too, and below 60 the proofs; `ladder explain` has them. Unsupported rungs are
-    in `unsupported_line`.
+    Predictions for untried candidates have a ~, or a ≤ where the same work reached no more. Below 110 columns a reason
+    has two lines and stands for the outcome; below 80 reasons and memory are left out, and below 60 the proofs;
+    `ladder explain` has them. Unsupported rungs are in `unsupported_line`.
     """
     narrow, wide = width < _NARROW, width >= _WIDE
     proofs = width >= _NO_PROOFS and any(entry.proof for entry in entries)
     headings = ["rung", "ck" if narrow else "ckpt", "mb", "tok/s" if narrow else "tokens/s"]
-    headings += [*(["proof"] if proofs else []), *([] if narrow else ["GiB"]), "outcome"]
-    shown = _on_a_screen(sorted(_folded(entries), key=_order), most, narrow=narrow)
-    lines = [_cells(entry, narrow=narrow, proofs=proofs) for entry in shown]
+    headings += [*(["proof"] if proofs else []), *([] if narrow else ["GiB"]), *(["outcome"] if narrow or wide else [])]
+    shown = _on_a_screen(sorted(_folded(entries), key=_order), most, width)
+    lines = [_cells(entry, proofs=proofs, width=width) for entry in shown]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 1), header_style="bold")
     for name in headings:
         is_number = name not in ("rung", "ck", "ckpt", "outcome")
         table.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
-    if wide:
-        table.add_column("why", no_wrap=True)
-    room = width - sum(max(map(len, column)) + 2 for column in zip(headings, *lines, strict=True))
+    if not narrow:
+        table.add_column("why", no_wrap=wide)
+    taken = (max(map(len, "\n".join(column).splitlines())) + 2 for column in zip(headings, *lines, strict=True))
+    room = (width - sum(taken)) * (1 if wide else _LINES_OF_A_REASON)
     for entry, line in zip(shown, lines, strict=True):
         failed = entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits"
-        why = [escape(_shortened(entry.brief or entry.why, room))] if wide else []
+        why = [] if narrow else [escape(_shortened(entry.brief or entry.why, room))]
         table.add_row(*line, *why, style=_FAILED if failed else _STYLES.get(entry.status, ""))
     return table
 
@@ -122,7 +126,7 @@ def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None 
 def left_out(entries: Sequence[Entry], width: int = 160, most: int | None = None) -> str:
     """A sentence on how many candidates `terminal_table` does not show; empty if it shows all."""
     folded = sorted(_folded(entries), key=_order)
-    kept = {id(entry) for entry in _on_a_screen(folded, most, narrow=width < _NARROW)}
+    kept = {id(entry) for entry in _on_a_screen(folded, most, width)}
     number = sum(id(entry) not in kept for entry in entries if entry.status != "unsupported")
     if not number:
         return ""
@@ -139,18 +143,19 @@ def unsupported_line(entries: Sequence[Entry]) -> str:
     return f"Unsupported: {said}." if said else ""
 
 
-def _cells(entry: Entry, *, narrow: bool, proofs: bool) -> list[str]:
+def _cells(entry: Entry, *, proofs: bool, width: int) -> list[str]:
     """The cells of a line without its reason."""
+    narrow, wide = width < _NARROW, width >= _WIDE
     speed, memory = _figures(entry)
     proof = f"{entry.proof.tokens_per_second:,.0f}" if entry.proof else ""
     return [
-        in_short_lines(entry.rung) if narrow else entry.rung,
+        entry.rung if wide else in_short_lines(entry.rung),
         entry.checkpointing,
         str(entry.micro_batch or ""),
         speed,
         *([proof] if proofs else []),
         *([] if narrow else [memory]),
-        _ending(entry, narrow=narrow),
+        *([_ending(entry, narrow=narrow)] if narrow or wide else []),
     ]
 
 
@@ -176,12 +181,15 @@ def _ending(entry: Entry, *, narrow: bool) -> str:
     return entry.record.outcome.kind if entry.record and entry.status != "answer" else entry.status
 
 
-def _on_a_screen(entries: Sequence[Entry], most: int | None, *, narrow: bool) -> list[Entry]:
+def _on_a_screen(entries: Sequence[Entry], most: int | None, width: int) -> list[Entry]:
     """The `entries` (sorted) that fit into `most` lines: the first ones that fit, that failed, and untried ones."""
     known = [entry for entry in entries if entry.status != "unsupported"]
 
     def lines(entry: Entry) -> int:
-        return in_short_lines(entry.rung).count("\n") + 1 if narrow else 1
+        if width >= _WIDE:
+            return 1
+        is_long = width >= _NARROW and len(entry.brief or entry.why) > _SHORT_REASON
+        return max(in_short_lines(entry.rung).count("\n") + 1, _LINES_OF_A_REASON if is_long else 1)
 
     if most is None or sum(map(lines, known)) <= most:
         return known

@@ -49,7 +49,7 @@ def test_every_candidate_is_measured_predicted_or_pruned_and_says_why():
 
 def test_what_the_same_work_reached_elsewhere_is_told_as_a_limit_and_not_as_a_prediction():
     space = make_space("zero2", "zero2+opt-cpu")
-    reached = fitting(space, space.by_key["zero2 ckpt=on mb=4"], slower=3.0)
+    reached = fitting(space, space.by_key["zero2 ckpt=on mb=8"], slower=6.0)
     entries = {entry.candidate_key: entry for entry in ledger(space, [reached], {})}
     held, free = entries["zero2+opt-cpu ckpt=on mb=4"], entries["zero2 ckpt=off mb=1"]
     assert there(held.predicted).tokens_per_second == reached.tokens_per_second
