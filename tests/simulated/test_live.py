@@ -233,6 +233,9 @@ def test_without_a_terminal_a_tune_is_plain_lines_or_silence_and_says_how_much_i
     assert "\x1b" not in first
     assert re.search(r"^trial 0001: ", first, re.MULTILINE)
     assert re.search(r"^  would have taken ", first, re.MULTILINE)
+    for announced, lines in re.findall(r"^trial \d+: (\d+) candidates? of .*\n((?:  .*\n)*)", first, re.MULTILINE):
+        told = re.findall(r"^  \S+ ckpt=", lines, re.MULTILINE)
+        assert len(told) == int(announced) or "oom" in lines, "what was left out is said too"
     assert not re.search(r"^  \d+\.\d s \(", first, re.MULTILINE), "no time is estimated"
     assert re.search(r"^Continuing: \d+ of \d+ candidates are measured already\.$", again, re.MULTILINE)
     assert "trial 0001" not in silence
