@@ -127,9 +127,9 @@ class Space(Problem):
 
 
 def _is_on(engine: Engine, own: OwnEngine) -> bool:
-    """Whether `engine` is what a script trains on by itself: DDP, or DeepSpeed with as many parts on the host."""
+    """Whether `engine` is what a script trains on by itself, with as many parts on the host."""
     rung = engine.rung
-    if is_main(rung) is (own.stage is None) or rung.stage != (own.stage or 0):
+    if is_main(rung) is (own.stage is None or own.fsdp2) or rung.stage != (own.stage or 0):
         return False
     places = (own.offload_optimizer, own.offload_param) == (rung.offload_optimizer, rung.offload_param)
     arguments = {name: value for each in engine.techniques for name, value in each.trainer_arguments().items()}

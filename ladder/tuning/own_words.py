@@ -186,17 +186,18 @@ def differing(answer: Answer, own: ScriptFacts, seen: ScriptFacts) -> list[str]:
     candidate, workload = answer.candidate, answer.workload
     planned, again = (_steps(facts, answer) for facts in (own, seen))
     rung, engine = candidate.engine.rung, seen.engine
-    if engine is None and own.takes_options and rung.stage and not is_main(rung):  # FSDP2, by the Trainer's options
-        engine = OwnEngine(checkpointing=candidate.gradient_checkpointing)
     by_accelerate = own.kind == "accelerate"  # its launcher says the engine, and its loop itself what it clips
-    stage = rung.stage if is_main(rung) and not by_accelerate else None
+    by_fsdp = bool(rung.stage) and not is_main(rung) and not by_accelerate
+    if engine is None and own.takes_options and by_fsdp:  # before transformers 5, the Trainer does not say it
+        engine = OwnEngine(rung.stage, checkpointing=candidate.gradient_checkpointing, fsdp2=True)
+    stage = rung.stage if by_fsdp or (is_main(rung) and not by_accelerate) else None
     clipping = own.gradient_clipping if by_accelerate else workload.gradient_clipping
     pairs = {
         "micro-batch": (seen.micro_batch, candidate.micro_batch),
         "accumulation": (seen.accumulation, candidate.accumulation),
         "precision": (seen.precision, workload.dtype),
         "gradient checkpointing": (engine and engine.checkpointing, candidate.gradient_checkpointing),
-        "engine": (engine and (engine.stage,), (stage,)),
+        "engine": (engine and (engine.stage, engine.fsdp2), (stage, by_fsdp)),
         "gradient clipping": (seen.gradient_clipping, clipping),
         "trained parameters": (seen.num_trainable, own.num_trainable),
         "longest sample": (seen.longest, own.longest),

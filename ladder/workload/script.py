@@ -45,16 +45,17 @@ class OwnTraining:
 
 @dataclass(frozen=True)
 class OwnEngine:
-    """What a script trains on as its command stands: torch's DDP, or DeepSpeed at a `stage`."""
+    """What a script trains on as its command stands: torch's DDP, FSDP2, or DeepSpeed at a `stage`."""
 
     stage: int | None = None
-    """Of ZeRO; None without DeepSpeed."""
+    """Of ZeRO, or what FSDP2 divides of it; None with DDP."""
     offload_optimizer: str = "none"
     offload_param: str = "none"
     checkpointing: bool = False
     """Of all layers."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """The Trainer's that change its kernels."""
+    fsdp2: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,35 @@ class PartlyMuon(torch.optim.Optimizer):
                 each.add_(change, alpha=-group["lr"])
 
 
+class SeveralInOne(torch.optim.Optimizer):
+    """Two optimizers of torch's, each for some of the parameters."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        given = list(parameters)
+        matrices, rest = ([each for each in given if (each.ndim == 2) is flag] for flag in (True, False))
+        self.optimizers = [torch.optim.Muon(matrices), torch.optim.AdamW(rest)]
+        super().__init__([group for each in self.optimizers for group in each.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        for each in self.optimizers:
+            each.step()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights beside those of another optimizer, whose groups it has."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.base = torch.optim.AdamW(parameters)
+        super().__init__(self.base.param_groups, {})
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.base.step()
+        for each in self.param_groups[0]["params"]:
+            self.state[each].setdefault("slow", each.clone()).lerp_(each, 0.5)
+
+
 Made = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, tuple[Made, bool]] = {
     "AdamW": (torch.optim.AdamW, False),
@@ -63,6 +92,8 @@ OPTIMIZERS: dict[str, tuple[Made, bool]] = {
     "Muon": (lambda given: torch.optim.Muon([each for each in given if each.ndim == 2]), True),
     "partly Muon": (PartlyMuon, True),
     "own": (OwnMomentum, False),
+    "several in one, partly Muon": (SeveralInOne, True),
+    "around another": (Lookahead, False),
 }
 
 
@@ -76,7 +107,8 @@ def bytes_after_a_step(model: Any, optimizer: torch.optim.Optimizer) -> int:
     rows = torch.randint(128, (2, 16))
     model(input_ids=rows, labels=rows).loss.backward()
     optimizer.step()
-    states = [*optimizer.state.values(), getattr(optimizer, "kept", {})]
+    held = [optimizer, *getattr(optimizer, "optimizers", ()), getattr(optimizer, "base", optimizer)]
+    states = [*(state for each in held for state in each.state.values()), getattr(optimizer, "kept", {})]
     found = {id(each): each for state in states for each in state.values() if isinstance(each, torch.Tensor)}
     return sum(each.numel() * each.element_size() for each in found.values())
 

@@ -19,9 +19,12 @@ from ladder.emit.answer import Answer
 from ladder.emit.files import OutputPaths
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.own_words import in_own_words
+from ladder.workload.script import OwnEngine
 
 FILES = {
     "trainer.yaml": "bf16: true\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n",
+    "fsdp2.yaml": "bf16: true\nper_device_train_batch_size: 4\nfsdp: true\nfsdp_config: {reshard_after_forward: no}\n",
+    "fsdp1.yaml": "bf16: true\nper_device_train_batch_size: 4\nfsdp: true\nfsdp_config: {version: 1}\n",
     "own.yaml": "data:\n  size: 4  # only looks like it\ntrain:\n  size: 4\n  every: 2\n",
     "two.yaml": "size: 2\n",
     "ds.json": json.dumps(
@@ -69,6 +72,16 @@ def test_keys_of_the_trainer_are_changed_in_a_copy_of_the_file_and_torchrun_trai
     assert done.returncode == 0, done.stderr
     assert "'train_samples_per_second'" in done.stdout
     assert "12/12" in done.stderr
+
+
+def test_fsdp2_is_what_a_script_does_by_itself_and_may_be_its_answer_in_its_own_words(home: Rehearsals) -> None:
+    own, first = (home.look("told_otherwise.py", "names_of_the_trainer", name) for name in ("fsdp2.yaml", "fsdp1.yaml"))
+    assert own.facts.engine == OwnEngine(2, fsdp2=True)
+    assert first.facts.engine is None, "no rung is like FSDP 1"
+    answer, _, said = said_of(home, "fsdp2 ckpt=on mb=8", "names_of_the_trainer", "fsdp2.yaml")
+    assert answer.own_words is not None, said
+    (text,) = answer.own_words.files.values()
+    assert yaml.safe_load(text)["fsdp_config"]["reshard_after_forward"] is True
 
 
 def test_keys_of_its_own_are_found_by_what_a_look_sees_change(home: Rehearsals) -> None:

@@ -18,7 +18,9 @@ from ladder.techniques.liger import LIGER
 from ladder.workload.script import OwnEngine
 
 LIGER_ON = {"use_liger_kernel": True}
-ENGINES = tuple(Engine(RUNGS_BY_NAME[name]) for name in ("zero2", "zero2+opt-cpu", "zero3", "ddp", "fsdp2+no-reshard"))
+ENGINES = tuple(
+    Engine(RUNGS_BY_NAME[name]) for name in ("zero2", "zero2+opt-cpu", "zero3", "ddp", "fsdp2+no-reshard", "fsdp2")
+)
 
 
 def space_with(engine: OwnEngine | None, batch: int = 8, **facts: Any) -> Space:
@@ -37,6 +39,9 @@ def space_with(engine: OwnEngine | None, batch: int = 8, **facts: Any) -> Space:
         (OwnEngine(2, "cpu", checkpointing=True), "zero2+opt-cpu ckpt=on mb=4"),
         (OwnEngine(3), "zero3 ckpt=off mb=4"),
         (OwnEngine(3, "nvme"), None),
+        (OwnEngine(3, fsdp2=True), "fsdp2 ckpt=off mb=4"),
+        (OwnEngine(2, checkpointing=True, fsdp2=True), "fsdp2+no-reshard ckpt=on mb=4"),
+        (OwnEngine(3, "cpu", "cpu", fsdp2=True), None),
         (OwnEngine(2, arguments=LIGER_ON), None),
         (None, None),
     ],

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ladder.trial.backends import backend_of
 from ladder.trial.model import set_checkpointing
-from ladder.trial.script.facts import engine_facts, length_of_schedule
+from ladder.trial.script.facts import engine_facts, fsdp_facts, length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.loops import Loop, facts_of_loop
 from ladder.trial.script.optimizer_count import counted_optimizer
@@ -154,8 +154,8 @@ def _schedule_in(things: Any) -> Any:
 def _engine_of(accelerator: Any, model: Any) -> OwnEngine | None:
     """What it trains on by itself, as far as the script says it; its launcher may say otherwise."""
     own = accelerator._ladder_own
-    if own.get("fsdp_plugin"):
-        return None
+    if sharded := own.get("fsdp_plugin"):
+        return fsdp_facts(model, vars(sharded))
     plugin = own.get("deepspeed_plugin")
     return engine_facts(model, None if plugin is None else getattr(plugin, "deepspeed_config", None) or {})
 

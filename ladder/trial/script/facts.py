@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,6 +54,16 @@ def engine_facts(model: Any, deepspeed: Mapping[str, Any] | None, **arguments: A
         str((zero.get(name) or {}).get("device") or "none") for name in ("offload_optimizer", "offload_param")
     )
     return OwnEngine(stage, optimizer, parameters, checkpointing, on)
+
+
+def fsdp_facts(model: Any, words: Mapping[str, Any], **arguments: Any) -> OwnEngine | None:
+    """The same with FSDP2, as accelerate's plugin has it; None with FSDP 1, which no rung is like."""
+    if words.get("fsdp_version") != 2:
+        return None
+    place = "cpu" if words.get("cpu_offload") else "none"
+    own = replace(engine_facts(model, None, **arguments), offload_optimizer=place, offload_param=place, fsdp2=True)
+    checkpointing = own.checkpointing or bool(words.get("activation_checkpointing"))
+    return replace(own, stage=2 if words.get("reshard_after_forward") is False else 3, checkpointing=checkpointing)
 
 
 def _has_wide_rest(model: Any) -> bool:

@@ -7,6 +7,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,20 +98,41 @@ class _Stepping:
 
     def __init__(self, optimizer: Any, group: Mapping[str, Any], values: Sequence[torch.Tensor]) -> None:
         self.parameters = [torch.nn.Parameter(each.clone()) for each in values]
-        rate = {} if group.get("lr") is None else {"lr": 0.01}  # a warm-up begins with a rate of 0
-        self._copy = object.__new__(type(optimizer))
-        for name, value in vars(optimizer).items():
-            vars(self._copy)[name] = copy.copy(value) if isinstance(value, dict | list) else value
-        self._copy.state = defaultdict(dict)
-        self._copy.param_groups = [{**group, **rate, "params": self.parameters}]
+        self._own = {id(each) for each in group["params"]}
+        self._made: dict[int, Any] = {}
+        self._copy = self._copied(optimizer)
         self._known = [*_tensors(vars(self._copy))]
 
+    def _copied(self, optimizer: Any) -> Any:
+        """Of `optimizer`, and of those that it is made of, with the tensors in place of the group's parameters."""
+        if (made := self._made.get(id(optimizer))) is not None:
+            return made
+        made = self._made[id(optimizer)] = object.__new__(type(optimizer))
+        for name, value in vars(optimizer).items():
+            vars(made)[name] = self._within(value)
+        made.state = defaultdict(dict)
+        made.param_groups = [
+            {**group, **({} if group.get("lr") is None else {"lr": 0.01}), "params": self.parameters}
+            for group in optimizer.param_groups  # a warm-up begins with a rate of 0
+            if self._own.intersection(map(id, group["params"]))
+        ]
+        vars(made)["step"] = partial(inspect.unwrap(type(made).step), made)  # without torch's hooks, which count steps
+        return made
+
+    def _within(self, value: Any) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            return self._copied(value)
+        if type(value) is dict:
+            return {name: self._within(each) for name, each in value.items()}
+        if type(value) is list:
+            return [self._within(each) for each in value]
+        return copy.copy(value) if isinstance(value, dict | list) else value
+
     def step(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Without torch's hooks, which count the script's own steps."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         with torch.no_grad():
-            inspect.unwrap(type(self._copy).step)(self._copy)
+            self._copy.step()
 
     def new_bytes(self) -> int:
         """Of tensors that were not there before."""
@@ -122,6 +144,8 @@ class _Stepping:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _tensors(vars(value))
     elif isinstance(value, Mapping):
         for each in value.values():
             yield from _tensors(each)

@@ -176,6 +176,7 @@ def _note_checkpoints(grip: Grip) -> None:
 _OWN = (
     "deepspeed",
     "fsdp",
+    "fsdp_config",
     "bf16",
     "fp16",
     "per_device_train_batch_size",

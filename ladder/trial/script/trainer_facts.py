@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sized
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from inspect import getattr_static, signature
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from transformers import Trainer
 
 from ladder.trial.script import generating
-from ladder.trial.script.facts import engine_facts, length_of_schedule, model_facts
+from ladder.trial.script.facts import engine_facts, fsdp_facts, length_of_schedule, model_facts
 from ladder.trial.script.hold import NotTakenHoldOfError
 from ladder.trial.script.optimizer_count import counted_optimizer
 from ladder.trial.script.samples import Samples, require_batch_size, shape_of
@@ -45,12 +46,26 @@ def trainer_facts(trainer: Trainer) -> ScriptFacts:
 
 def _engine_of(trainer: Trainer, own: dict[str, Any]) -> OwnEngine | None:
     """What it trains on by itself. Its checkpointing is switched on only when it begins."""
-    if own["fsdp"] or own["auto_find_batch_size"]:
+    kernels = {"use_liger_kernel": own["use_liger_kernel"]}
+    if own["auto_find_batch_size"]:
         return None
-    config = _read(own["deepspeed"]) if own["deepspeed"] else None
-    found = engine_facts(trainer.model, config, use_liger_kernel=own["use_liger_kernel"])
+    if own["fsdp"]:
+        found = fsdp_facts(trainer.model, _words_of_fsdp(trainer.args, own), **kernels)
+    else:
+        found = engine_facts(trainer.model, _read(own["deepspeed"]) if own["deepspeed"] else None, **kernels)
+    if found is None:
+        return None
     checkpoints = own["gradient_checkpointing"] or own["activation_checkpointing"] or found.checkpointing
     return replace(found, checkpointing=bool(checkpoints))
+
+
+def _words_of_fsdp(arguments: Any, own: dict[str, Any]) -> dict[str, Any]:
+    """What the Trainer makes of its arguments for accelerate's plugin; nothing where it has no way to ask."""
+    asked = copy(arguments)
+    asked.fsdp, asked.fsdp_config = own["fsdp"], own["fsdp_config"]
+    with suppress(Exception):  # before transformers 5 it has another form
+        return asked._process_fsdp_args() or {}
+    return {}
 
 
 def _optimizer_of(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
