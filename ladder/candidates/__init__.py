@@ -13,7 +13,7 @@ from ladder.candidates.candidate import (
 )
 from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
-from ladder.candidates.rungs import Device, Knob, Rung, Through
+from ladder.candidates.rungs import Knob, Place, Rung, Through
 from ladder.candidates.technique import SLOTS, Consent, Export, Library, Technique, Terms, TrainerOnly
 
 __all__ = [
@@ -22,12 +22,12 @@ __all__ = [
     "SLOTS",
     "Candidate",
     "Consent",
-    "Device",
     "Effects",
     "Engine",
     "Export",
     "Knob",
     "Library",
+    "Place",
     "Problem",
     "Rung",
     "Technique",

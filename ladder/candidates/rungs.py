@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Device = Literal["none", "cpu", "nvme"]
+Place = Literal["none", "cpu", "nvme"]
 Knob = tuple[str, bool | int]
 Through = Literal["model", "configuration", "accelerate"]
 """What a technique gets into an engine through: the ranks and their model, with any backend; DeepSpeed's configuration;
@@ -19,8 +19,8 @@ class Rung:
     name: str
     stage: int
     """What is divided, as in ZeRO: nothing, the optimizer's states, gradients too (2), or parameters too (3)."""
-    offload_optimizer: Device = "none"
-    offload_param: Device = "none"
+    offload_optimizer: Place = "none"
+    offload_param: Place = "none"
     knobs: tuple[Knob, ...] = ()
     backend: str = field(kw_only=True)
     """The name of the backend that trains its engines."""
@@ -32,7 +32,7 @@ class Rung:
     """Its engines have memory for accumulated gradients whether they accumulate or not."""
 
     @property
-    def devices(self) -> frozenset[Device]:
+    def devices(self) -> frozenset[Place]:
         return frozenset({self.offload_optimizer, self.offload_param}) - {"none"}
 
     @property

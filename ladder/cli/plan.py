@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class PlanShown:
     """How the command prints the plan."""
 
     output_format: Annotated[Literal["table", "json"], Option("How to print the plan.", OUTPUT, flag="--format")] = (
@@ -34,8 +34,8 @@ class Shown:
     )
 
 
-@takes(PlanOptions, Shown)
-def plan(options: PlanOptions, shown: Shown) -> int:
+@takes(PlanOptions, PlanShown)
+def plan(options: PlanOptions, shown: PlanShown) -> int:
     """Predict memory by part for each rung, what fits, on how many GPUs, and how long a tune would take.
 
     The expected winner is the fastest rung that is predicted to fit; of several that may fit, only a tune can tell.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ScaleShown:
     """How the command prints its result."""
 
     quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
@@ -29,8 +29,8 @@ class Shown:
     )
 
 
-@takes(ScaleOptions, Shown)
-def scale(options: ScaleOptions, shown: Shown) -> int:
+@takes(ScaleOptions, ScaleShown)
+def scale(options: ScaleOptions, shown: ScaleShown) -> int:
     """Compare numbers of GPUs: the best configuration, speed, memory and cost of each.
 
     Numbers that this machine has are tuned. The others are predicted as by `ladder plan`, for GPUs as fast as the

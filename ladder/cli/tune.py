@@ -14,7 +14,7 @@ from ladder.tuning.options import OUTPUT, OutputFormat, TrackerName, TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class TuneShown:
     """How the command shows its progress and its result."""
 
     quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
@@ -35,8 +35,8 @@ class Logged:
     ] = None
 
 
-@takes(TuneOptions, Logged, Shown)
-def tune(options: TuneOptions, logged: Logged, shown: Shown) -> int:
+@takes(TuneOptions, Logged, TuneShown)
+def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
 
     If you interrupt it, the same command continues where it stopped.

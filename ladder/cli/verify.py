@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ladder.cli.declared import takes
-from ladder.cli.tune import Shown
+from ladder.cli.tune import TuneShown
 from ladder.errors import EXIT_FOUND, LadderError
 from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import Option
@@ -26,8 +26,8 @@ class Promised:
     config: Annotated[Path, Option("A best_config.json.", is_argument=True)] = Path("best_config.json")
 
 
-@takes(Promised, VerifyOptions, Shown)
-def verify(promised: Promised, options: VerifyOptions, shown: Shown) -> int:
+@takes(Promised, VerifyOptions, TuneShown)
+def verify(promised: Promised, options: VerifyOptions, shown: TuneShown) -> int:
     """Run the proof of fit again, and compare speed and memory with what the file promises.
 
     Ends with status 0 if it holds, 2 if your script fails or trains otherwise than the file says, 3 if it no longer

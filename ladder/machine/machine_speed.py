@@ -44,7 +44,7 @@ class MachineSpeed:
     """The part of `doubt` that no measurement of the machine lessens, because it is the formulas'."""
     is_recorded: bool = False
     """Whether whole sweeps were recorded on such machines, so that the differences between engines are known better."""
-    beliefs: Mapping[str, Belief] = field(default_factory=dict)
+    beliefs: Mapping[str, KnownRate] = field(default_factory=dict)
     """By unknown of the speed model: what is known of it beside the data sheets."""
 
     def belief(self, unknown: str, sigma: float) -> tuple[float, float]:
@@ -60,7 +60,7 @@ class MachineSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Belief:
+class KnownRate:
     """What is known of one unknown beside the data sheets."""
 
     share: float = 1.0
@@ -151,15 +151,15 @@ def known_speed(
     if "flops" in ours:
         changes["achievable"] = ours["flops"] / speed.flops
     new = replace(speed, **changes)
-    beliefs: dict[str, Belief] = {}
+    beliefs: dict[str, KnownRate] = {}
     for name in ours:
         before = speed.flops * speed.achievable if name == "flops" else getattr(speed, name)
         off = abs(math.log(ours[name] / before))
         is_guess = name == "link_bytes" and has_network and between is None
         remains = () if is_guess else _REMAINS.get(name, ())
-        beliefs |= {unknown: Belief(share=share, disagreement=off) for unknown, share in remains}
+        beliefs |= {unknown: KnownRate(share=share, disagreement=off) for unknown, share in remains}
     for unknown, (mean, deviation) in learned.items():
-        beliefs[unknown] = replace(beliefs.get(unknown, Belief()), mean=mean, deviation=deviation)
+        beliefs[unknown] = replace(beliefs.get(unknown, KnownRate()), mean=mean, deviation=deviation)
     return replace(new, beliefs=beliefs)
 
 

@@ -11,7 +11,7 @@ from ladder.units import GIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class Improvement:
     """A candidate of the front, and its gain over the one before it."""
 
     key: str
@@ -22,15 +22,17 @@ class Step:
     """Tokens/s gained per additional GiB; None for the first."""
 
 
-def front(records: Sequence[Record]) -> list[Step]:
+def front(records: Sequence[Record]) -> list[Improvement]:
     """The front in ascending measured memory, so that the last candidate is the fastest."""
     fitting = [(record, record.measurement) for record in ranking(records) if record.measurement is not None]
-    steps: list[Step] = []
+    steps: list[Improvement] = []
     for record, seen in sorted(fitting, key=lambda pair: (pair[1].peak_device, -(pair[0].tokens_per_second or 0.0))):
         speed, last = record.tokens_per_second or 0.0, steps[-1] if steps else None
         if last is not None and speed <= last.tokens_per_second:
             continue
         more = (seen.peak_device - last.peak) / GIB if last is not None else 0.0
         gain = (speed - last.tokens_per_second) / more if last is not None and more > 0 else None
-        steps.append(Step(key=record.candidate_key, peak=seen.peak_device, tokens_per_second=speed, per_gib=gain))
+        steps.append(
+            Improvement(key=record.candidate_key, peak=seen.peak_device, tokens_per_second=speed, per_gib=gain)
+        )
     return steps

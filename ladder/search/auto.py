@@ -57,7 +57,7 @@ UPPER_END = "90% upper end"
 
 
 @dataclass(frozen=True)
-class Bound:
+class StillToGain:
     """What can still be gained: at the 90 % upper end, a candidate left is faster than the best by `faster`."""
 
     faster: float
@@ -149,14 +149,14 @@ def _left(space: Space, records: Sequence[Record], belief: Belief) -> list[Outlo
     return hopeful[:1] if len(failed) < _HOPELESS_ENGINES else []
 
 
-def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> Bound:
+def _bound(belief: Belief, left: Sequence[Outlook], speed: float) -> StillToGain:
     if not left:
-        return Bound(0.0, 0.0, 0.0, speed)
+        return StillToGain(0.0, 0.0, 0.0, speed)
     top = max(left, key=lambda outlook: outlook.optimistic)
     own = [outlook for outlook in left if outlook.candidate.setup == top.candidate.setup]
     others = [outlook.optimistic for outlook in left if outlook.candidate.setup != top.candidate.setup]
     offer = _offer(belief, own, speed)
-    return Bound(top.optimistic / speed - 1, offer.seconds / 60, max(others, default=0.0) / speed - 1, speed)
+    return StillToGain(top.optimistic / speed - 1, offer.seconds / 60, max(others, default=0.0) / speed - 1, speed)
 
 
 def _best_offer(belief: Belief, worth: Sequence[Outlook], speed: float | None) -> _Offer:

@@ -12,7 +12,7 @@ from statistics import NormalDist
 from ladder.candidates import Candidate, Engine
 from ladder.events.outcome import Record
 from ladder.machine.machine_speed import MachineSpeed, known_speed, machine_speed
-from ladder.search.ceiling import Shown, most_of, plainer, shown, twins
+from ladder.search.ceiling import Reached, most_of, plainer, shown, twins
 from ladder.search.earlier import Earlier
 from ladder.search.memory import (
     UPPER_DEVIATIONS,
@@ -229,7 +229,7 @@ class Belief:
         return Earlier(self.space, self.seen)
 
     @cached_property
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[Reached]:
         """The speeds that candidates reached, in this tune and in earlier ones."""
         found = [
             shown(candidate, record.tokens_per_second, record.measurement, self.space.memory_limit)

@@ -19,7 +19,7 @@ _LEAST = 0.005
 """Of a step, for a part to be named. Chosen: less rounds to 0 %."""
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """A part of a step."""
 
     short: str
@@ -53,7 +53,7 @@ class Bound:
     share: float
     """The measured speed over that, 0 to 1."""
     step_seconds: float
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     """They add up to `step_seconds`, less parts below half a percent."""
 
 
@@ -79,7 +79,7 @@ def bound(space: Space, records: Sequence[Record], best: Record) -> Bound | None
         tokens_per_second=workload.tokens_per_step / needed,
         share=needed / step,
         step_seconds=step,
-        parts=tuple(Part(name, _MEANINGS[name], each) for name, each in parts.items() if each >= _LEAST * step),
+        parts=tuple(StepPart(name, _MEANINGS[name], each) for name, each in parts.items() if each >= _LEAST * step),
     )
 
 

@@ -91,7 +91,7 @@ def twins(candidate: Candidate, space: Space) -> Sequence[Candidate]:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Reached:
     """The speed at which a candidate was seen to train."""
 
     candidate: Candidate
@@ -107,13 +107,13 @@ def had_memory(seen: Measurement, limit: int) -> bool:
     return not seen.alloc_retries and seen.peak_device <= _TO_SPARE * limit
 
 
-def shown(candidate: Candidate, tokens_per_second: float, seen: Measurement, limit: int) -> Shown:
+def shown(candidate: Candidate, tokens_per_second: float, seen: Measurement, limit: int) -> Reached:
     """What a measurement within `limit` bytes shows."""
-    return Shown(candidate, tokens_per_second, seen.alloc_retries > 0, had_memory(seen, limit))
+    return Reached(candidate, tokens_per_second, seen.alloc_retries > 0, had_memory(seen, limit))
 
 
 def most_of(
-    candidate: Candidate, shown: Iterable[Shown], space: Space, promises_more_than: Callable[[Candidate], bool]
+    candidate: Candidate, shown: Iterable[Reached], space: Space, promises_more_than: Callable[[Candidate], bool]
 ) -> float:
     """Tokens/s that `candidate` cannot exceed, as the same steps reached no more; or infinity.
 
@@ -124,7 +124,7 @@ def most_of(
 
 
 def _is_bound(
-    shown: Shown, candidate: Candidate, space: Space, promises_more_than: Callable[[Candidate], bool]
+    shown: Reached, candidate: Candidate, space: Space, promises_more_than: Callable[[Candidate], bool]
 ) -> bool:
     """Whether the same steps reach no more with the micro-batch of `candidate` than was `shown`.
 

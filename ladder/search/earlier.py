@@ -9,7 +9,7 @@ from statistics import geometric_mean
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.search.ceiling import Shown, had_memory
+from ladder.search.ceiling import Reached, had_memory
 from ladder.search.space import Space
 from ladder.search.speed import SpeedObservation
 
@@ -52,11 +52,11 @@ class Earlier:
         """The steps, once a trial of this tune has repeated one."""
         return self.steps if self.pace else {}
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[Reached]:
         """The speeds that candidates reached, at this tune's pace, as far as that is confirmed."""
         tokens, pace = self.space.workload.tokens_per_step, self.pace or 1.0
         return [
-            Shown(candidate, tokens / (((candidate.accumulation - 1) * (micro or 0.0) + last) * pace))
+            Reached(candidate, tokens / (((candidate.accumulation - 1) * (micro or 0.0) + last) * pace))
             for candidate, (micro, last) in self.confirmed.items()
             if micro is not None or candidate.accumulation == 1
         ]

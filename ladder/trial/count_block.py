@@ -21,7 +21,7 @@ _FIRST_TRIED, _SETTLED = 32, 0.02
 half its length. Chosen: chunks of the usual 64 to 256 tokens are then filled, and a state of its own is little."""
 
 
-class Step(NamedTuple):
+class CountedStep(NamedTuple):
     """What all blocks do in a step."""
 
     kept: float
@@ -149,7 +149,7 @@ def _in_the_type_of_its_input(_: nn.Module, called_with: tuple[Tensor, ...], out
     return output.to(called_with[0].dtype)
 
 
-def _half(step: Step) -> Step:
+def _half(step: CountedStep) -> CountedStep:
     """What half a sequence adds if nothing of it grows with its length."""
     halves = {name: getattr(step, name) / 2 for name in ("kept", "moved", "flops_32", "masked", "biased")}
     return step._replace(**halves)
@@ -164,11 +164,11 @@ def _line(of_longer: float, of_shorter: float, length: int) -> tuple[float, floa
     return fixed, more
 
 
-def _of_a_sequence(model: PreTrainedModel, blocks: Blocks, length: int, **options: Any) -> Step:
+def _of_a_sequence(model: PreTrainedModel, blocks: Blocks, length: int, **options: Any) -> CountedStep:
     """What a further sequence of a micro-batch adds, so without what all share; but all kernels."""
     two, one = (of_step(model, blocks, number, length, **options) for number in (2, 1))
     more = {name: getattr(two, name) - getattr(one, name) for name in ("kept", "moved", "flops_32", "masked", "biased")}
-    return Step(**more, kernels=two.kernels, from_python=two.from_python)
+    return CountedStep(**more, kernels=two.kernels, from_python=two.from_python)
 
 
 def of_step(
@@ -181,7 +181,7 @@ def of_step(
     inputs: Inputs | None = None,
     losses: set[torch.dtype] | None = None,
     autocast: bool = False,
-) -> Step:
+) -> CountedStep:
     """What all `blocks` of `model`, which is on the meta device, do in a step with so many sequences.
 
     Into `inputs` goes what their layers read, and into `losses` the type of what a loss is computed of.
@@ -214,7 +214,7 @@ def of_step(
         inputs |= {each: (storage_of(tensor), storage_of(tensor) in kept.tensors) for each, tensor in read.items()}
     held = sum(each.untyped_storage().nbytes() * times for each, times in kept.tensors.values())
     amounts = kernels.moved, kernels.number, kernels.flops_32, kernels.masked, kernels.biased, kernels.from_python
-    return Step(held, *amounts)
+    return CountedStep(held, *amounts)
 
 
 class _Kept:

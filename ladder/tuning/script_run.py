@@ -27,7 +27,7 @@ from ladder.machine.gpus import visible_gpus
 from ladder.machine.interpreter import is_own, ranks_python
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.answer_options import RunOptions
-from ladder.tuning.step_down import Plan, smaller
+from ladder.tuning.step_down import RunPlan, smaller
 from ladder.tuning.trained import require_trained
 from ladder.tuning.trial_request import candidate_spec, rank_modules_of
 from ladder.tuning.tune_events import Note, Subscriber
@@ -72,7 +72,7 @@ def run_script(path: Path, asked: RunOptions, tell: Subscriber) -> int:
 
 
 def _run_to_its_end(
-    plan: Plan, section: Mapping[str, Any], command: Sequence[str], asked: RunOptions, tell: Subscriber
+    plan: RunPlan, section: Mapping[str, Any], command: Sequence[str], asked: RunOptions, tell: Subscriber
 ) -> int:
     if plan.memory_limit:
         whose = " of its GPU" if plan.settings.device == "cuda" else ""
@@ -102,7 +102,7 @@ def _run_to_its_end(
         tried.add(less.candidate.key)
 
 
-def _first_plan(document: Mapping[str, Any], path: Path, command: Sequence[str], asked: RunOptions) -> Plan:
+def _first_plan(document: Mapping[str, Any], path: Path, command: Sequence[str], asked: RunOptions) -> RunPlan:
     """How the answer in `document`, which was read from `path`, trains `command`. Raises as `run_script`."""
     section, settings = document[SECTION], settings_in(document)
     visible = len(visible_gpus()) if settings.device == "cuda" else settings.ranks_of_a_node
@@ -114,7 +114,7 @@ def _first_plan(document: Mapping[str, Any], path: Path, command: Sequence[str],
     limit, of_torch = limits_in(section, asked)
     script = section.get("script", {})
     is_as_tuned = "planned" in script and list(command) == script["command"]
-    return Plan(
+    return RunPlan(
         settings=settings,
         candidate=candidate_of(
             candidate_key_in(section), section["workload"]["global_batch_size"], settings.world_size
@@ -137,7 +137,7 @@ def limits_in(section: Mapping[str, Any], asked: RunOptions) -> tuple[int, int]:
     return limit, for_torch(limit, outside, reserved)
 
 
-def _other_help(plan: Plan, outcome: str) -> str:
+def _other_help(plan: RunPlan, outcome: str) -> str:
     """What helps a training whose memory ran out, if no other candidate does."""
     if plan.memory_limit and outcome == "gpu_oom":
         return "--no-memory-limit lets it take more than the tune's limit, if the device has more"
@@ -164,7 +164,7 @@ def meeting(num_nodes: int, ranks: int) -> list[str]:
     return ["--nnodes", str(num_nodes), "--nproc_per_node", str(ranks), *meeting]
 
 
-def _trained(command: Sequence[str], plan: Plan) -> _End:
+def _trained(command: Sequence[str], plan: RunPlan) -> _End:
     """A whole training."""
     settings = plan.settings
     with tempfile.TemporaryDirectory(prefix="ladder-run-") as folder:

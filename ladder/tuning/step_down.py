@@ -26,7 +26,7 @@ _NO_LAYOUT = ("zero_optimization", "aio", *_BATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """How the ranks of a run train."""
 
     settings: Settings
@@ -72,7 +72,7 @@ class Plan:
         }
 
 
-def smaller(run_dir: Path, plan: Plan, tried: set[str], checkpoint: bool, outcome: str) -> Plan | None:
+def smaller(run_dir: Path, plan: RunPlan, tried: set[str], checkpoint: bool, outcome: str) -> RunPlan | None:
     """The fastest candidate that the tune in `run_dir` measured with less memory than that of `plan`; None without one.
 
     The memory is the host's if that is the `outcome`. With a `checkpoint`, only a candidate that can read it; without,
@@ -110,7 +110,7 @@ def _host(seen: Measurement) -> int:
     return seen.peak_host
 
 
-def _with(plan: Plan, candidate: Candidate, space: Space) -> Plan:
+def _with(plan: RunPlan, candidate: Candidate, space: Space) -> RunPlan:
     config = backend_of(candidate.engine.rung).configuration(
         space.workload,
         candidate.engine,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from ladder.errors import FewerStepsThanPlannedError
 from ladder.events.protocol import TrainedEvent
-from ladder.tuning.step_down import Plan
+from ladder.tuning.step_down import RunPlan
 from ladder.tuning.tune_events import Note, Subscriber
 
 
-def require_trained(trained: Sequence[TrainedEvent], plan: Plan, tell: Subscriber) -> None:
+def require_trained(trained: Sequence[TrainedEvent], plan: RunPlan, tell: Subscriber) -> None:
     """FewerStepsThanPlannedError, which says what is missing; a training that its own callback stopped is told."""
     for event in trained:
         if missing := _missing(event, plan):
@@ -24,7 +24,7 @@ def require_trained(trained: Sequence[TrainedEvent], plan: Plan, tell: Subscribe
         tell(Note(f"A callback of the script's own ended its training after {steps}."))
 
 
-def _missing(event: TrainedEvent, plan: Plan) -> str:
+def _missing(event: TrainedEvent, plan: RunPlan) -> str:
     """In words; empty where nothing is."""
     candidate, planned, ranks = plan.candidate, plan.planned, plan.settings.world_size
     made, total = event.optimizer_steps, event.planned_steps

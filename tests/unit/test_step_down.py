@@ -23,7 +23,7 @@ from ladder.tuning import step_down
 from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.answering import answer_of
 from ladder.tuning.script_run import limits_in
-from ladder.tuning.step_down import Plan, smaller
+from ladder.tuning.step_down import RunPlan, smaller
 from ladder.units import GIB
 
 RUNGS = ("zero1", "zero2", "zero2+opt-cpu", "zero3", "zero3+param-cpu", "zero3+opt-cpu")
@@ -38,8 +38,8 @@ def candidate_on(rung: str, micro_batch: int = 8) -> Candidate:
     return make_candidate(rung, checkpointing=False, micro_batch=micro_batch, accumulation=16 // micro_batch)
 
 
-def plan_on(rung: str) -> Plan:
-    start = Plan(settings=settings_of(answer(device="cpu")), candidate=candidate_on("zero2"), config={})
+def plan_on(rung: str) -> RunPlan:
+    start = RunPlan(settings=settings_of(answer(device="cpu")), candidate=candidate_on("zero2"), config={})
     return step_down._with(start, candidate_on(rung), SPACE)
 
 

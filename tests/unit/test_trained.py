@@ -12,7 +12,7 @@ from ladder.emit.config import best_config
 from ladder.emit.settings import settings_in
 from ladder.errors import FewerStepsThanPlannedError
 from ladder.events.protocol import TrainedEvent
-from ladder.tuning.step_down import Plan
+from ladder.tuning.step_down import RunPlan
 from ladder.tuning.trained import require_trained
 from ladder.tuning.tune_events import Note
 from ladder.workload.script import OwnTraining
@@ -22,7 +22,7 @@ def told(planned: dict[str, Any] | None = None, options: tuple[str, ...] = (), *
     """What the user is told of a training on four ranks with a micro-batch of 4, twice for a step."""
     notes: list[Any] = []
     own = {"micro_batch": 1, "accumulation": 8, "optimizer_steps": None, "schedule_steps": None, "samples": 900}
-    plan = Plan(
+    plan = RunPlan(
         settings=settings_in(best_config(answer())),
         candidate=make_candidate("zero3", micro_batch=4, accumulation=2),
         config={},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Device, Engine, Rung
+from ladder.candidates import Engine, Place, Rung
 from ladder.workload.workload import Dtype, Workload
 
 PIN_MEMORY = "pin_memory"
@@ -117,7 +117,7 @@ def optimizer_section(workload: Workload, rung: Rung, learning_rate: float) -> d
 
 
 def _offload_section(
-    section: str, device: Device, workload: Workload, world_size: int, nvme_path: Path | None
+    section: str, device: Place, workload: Workload, world_size: int, nvme_path: Path | None
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"device": device, PIN_MEMORY: True}
     if device != "nvme":
