@@ -93,7 +93,7 @@ class _Search:
         """With what the Trainer or the script itself has a name for; None where the engine cannot be said."""
         rung = self.answer.candidate.engine.rung
         own = told.of_deepspeed()
-        has_own = facts.engine is not None and facts.engine.stage is not None
+        has_own = facts.engine is not None and facts.engine.stage is not None and not facts.engine.fsdp2
         if has_own and (not own or not is_main(rung)):
             return None
         for name in own:
