@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from helpers import Bench
 from helpers.answers import answer
@@ -20,6 +22,7 @@ from helpers.engines import engine_trial, measured
 from helpers.programs import BESIDE_PYTHON, program
 from transformers import HfArgumentParser, TrainingArguments
 
+from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate
 from ladder.emit import Answer, emit_all
 from ladder.emit.files import OutputPaths
@@ -28,6 +31,8 @@ from ladder.emit.trainer import trainer_command_line
 from ladder.machine.cores import usable_by_place
 from ladder.techniques.bound_cores import BIND_CORES
 from ladder.techniques.keys import engine_named
+from ladder.trial.script.facts import fsdp_facts
+from ladder.workload.script import OwnEngine
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plain_trainer.py"
 HERE = usable_by_place()
@@ -118,3 +123,8 @@ def test_accelerate_and_the_trainer_read_the_settings_of_fsdp2(
         reshards,
         offloads,
     )
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=reshards, cpu_offload=offloads)
+    own = fsdp_facts(torch.nn.Linear(1, 1), told)
+    assert own == fsdp_facts(torch.nn.Linear(1, 1), vars(plugin))
+    found = RUNGS_BY_NAME[rung]
+    assert own == OwnEngine(found.stage, found.offload_optimizer, found.offload_param, fsdp2=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from ladder.trial.script.hold import NotTakenHoldOfError
@@ -60,7 +61,8 @@ def fsdp_facts(model: Any, words: Mapping[str, Any], **arguments: Any) -> OwnEng
     """The same with FSDP2, as accelerate's plugin has it; None with FSDP 1, which no rung is like."""
     if words.get("fsdp_version") != 2:
         return None
-    place = "cpu" if words.get("cpu_offload") else "none"
+    offloaded = words.get("cpu_offload")  # a plugin has a policy in its place, of which one is to leave all where it is
+    place = "cpu" if offloaded is True or isinstance(offloaded, CPUOffloadPolicy) else "none"
     own = replace(engine_facts(model, None, **arguments), offload_optimizer=place, offload_param=place, fsdp2=True)
     checkpointing = own.checkpointing or bool(words.get("activation_checkpointing"))
     return replace(own, stage=2 if words.get("reshard_after_forward") is False else 3, checkpointing=checkpointing)
