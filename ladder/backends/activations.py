@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ladder.backends.base import Device
 from ladder.candidates import Candidate, Terms
 from ladder.workload.modules import Module
 from ladder.workload.workload import CountedBlock, ModelShape, Workload
@@ -51,7 +52,9 @@ class Activations:
     """Of logits and loss."""
 
 
-def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1) -> Activations:
+def activations_of(
+    workload: Workload, candidate: Candidate, world_size: int = 1, device: Device = "cuda"
+) -> Activations:
     """What the forward pass saves, counted from transformers' modules in 16 bits with SDPA; confirmed within 2 %.
     In fp32 it is twice that, and attention's scores where no fused kernel takes the heads; confirmed within 2 %.
 
@@ -59,11 +62,11 @@ def activations_of(workload: Workload, candidate: Candidate, world_size: int = 1
     16-bit logits are freed by then. (18 bytes are published for older code.) Techniques change these numbers in their
     own modules.
     """
-    model, terms = workload.model, terms_of(workload, candidate, world_size)
+    model, terms = workload.model, terms_of(workload, candidate, world_size, device)
     tokens, h = terms.tokens, model.hidden_size
     kept = candidate.checkpointed * workload.width * h + (1 - candidate.checkpointed) * terms.kept
     again = terms.kept + workload.width * model.intermediate_size * model.experts_of_a_token + terms.passing
-    scores = _scores_in_32_bits(model, usual_block(model)) if workload.dtype == "fp32" else 0.0
+    scores = _scores_in_32_bits(model, usual_block(model), device) if workload.dtype == "fp32" else 0.0
     passing = _SCORES_AT_ONCE * scores * workload.seq_len
     # With offloaded inputs, only one at a time is on the GPU.
     layers = 1.0 if candidate.offload_activations else workload.weights.reached_blocks * model.num_layers
@@ -84,7 +87,7 @@ def logits_of(workload: Workload, candidate: Candidate, world_size: int) -> floa
     return terms_of(workload, candidate, world_size).loss / of_one
 
 
-def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms:
+def terms_of(workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda") -> Terms:
     """The coefficients of the usual kernels, changed by the candidate's techniques and by what is frozen.
 
     Frozen weights change what is kept, and not what is moved.
@@ -92,7 +95,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int) -> Terms
     model = workload.model
     tokens, techniques = tokens_of_a_rank(workload, candidate, world_size), candidate.engine.techniques
     block = next((own for each in techniques if (own := each.block_of(model))), None) or usual_block(model)
-    block = in_32_bits(model, block) if workload.dtype == "fp32" else block
+    block = in_32_bits(model, block, device) if workload.dtype == "fp32" else block
     wide = has_wide_loss(workload)
     kept_wide, by_length = block.kept_wide, block.kept_wide_by_length + _WIDE_BIAS * block.biased_by_length
     if workload.prepare_kbit:
@@ -127,25 +130,26 @@ def has_wide_loss(workload: Workload) -> bool:
     return workload.model.has_wide_loss or workload.dtype == "fp32"
 
 
-def in_32_bits(model: ModelShape, block: CountedBlock) -> CountedBlock:
+def in_32_bits(model: ModelShape, block: CountedBlock, device: Device) -> CountedBlock:
     """What `block` does in fp32, where a value takes twice the bytes that it was counted with, but for a state's."""
     return replace(
         block,
         kept=block.kept_in_32_bits or 2 * block.kept,
-        kept_by_length=2 * block.kept_by_length + _scores_in_32_bits(model, block),
+        kept_by_length=2 * block.kept_by_length + _scores_in_32_bits(model, block, device),
         kept_for_weights=2 * block.kept_for_weights,
         moved=2 * block.moved,
         moved_by_length=2 * block.moved_by_length,
     )
 
 
-def _scores_in_32_bits(model: ModelShape, block: CountedBlock) -> float:
+def _scores_in_32_bits(model: ModelShape, block: CountedBlock, device: Device) -> float:
     """Bytes of attention's scores for each token of the sequence, which are kept in fp32 where heads share keys.
 
     None of torch's fused kernels on GPUs takes such heads in fp32 (torch 2.11, SDPA with `enable_gqa`). Seen with
-    Llama-3.2-1B on one H200.
+    Llama-3.2-1B on one H200. The one for CPUs takes them.
     """
-    return 4.0 * model.num_heads if model.num_kv_heads < model.num_heads and not block.masked else 0.0
+    are_kept = device == "cuda" and model.num_kv_heads < model.num_heads and not block.masked
+    return 4.0 * model.num_heads if are_kept else 0.0
 
 
 def usual_block(model: ModelShape) -> CountedBlock:

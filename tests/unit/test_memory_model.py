@@ -25,7 +25,7 @@ from ladder.search.memory import (
     predict_memory,
 )
 from ladder.techniques.keys import candidate_of
-from ladder.units import GIB, MIB
+from ladder.units import GIB
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
@@ -187,30 +187,31 @@ def test_host_memory_and_what_lies_outside_torch_follow_what_was_measured(llama_
     assert predict(workload, candidate("zero2"), known=known).parts.outside_torch == 3 * GIB
 
 
-# Data above the process's start, MiB: stage, checkpointing, micro-batch (shared/reference/measured-cpu.md).
-ON_CPU = [
-    *[("zero0", True, 1, 628), ("zero0", True, 4, 782), ("zero0", False, 1, 798), ("zero0", False, 4, 1002)],
-    *[("zero0", False, 16, 2219), ("zero2", True, 1, 426), ("zero2", True, 4, 513), ("zero2", False, 1, 533)],
-    *[("zero2", False, 4, 763), ("zero2", False, 16, 1883), ("zero3", True, 1, 632), ("zero3", False, 1, 767)],
-    *[("zero3", False, 4, 969), ("zero3", False, 16, 2367)],
-]
+# Data above the process's start, GiB, by micro-batches of 4 and 16 and without and with checkpointing; two CPU ranks.
+ON_CPU = {
+    "zero0": {4: (0.860, 0.698), 16: (1.699, 1.009)},
+    "zero1": {4: (0.684, 0.508), 16: (1.516, 0.836)},
+    "zero2": {4: (0.622, 0.452), 16: (1.480, 0.789)},
+    "zero3": {4: (0.685, 0.501), 16: (1.550, 0.862)},
+}
 
 
-def test_on_a_cpu_the_prior_is_within_a_third_and_the_engine_learns(llama_like: Build):
+def test_on_a_cpu_the_prior_is_within_an_eighth_and_the_engine_learns(llama_like: Build):
     small = llama_like(8, hidden=512, intermediate=1376, heads=8, vocab=8192, seq_len=256)
-    knobs = (("reduce_bucket_size", 5_000_000),)
-    seen = []
-    for rung, checkpointing, micro_batch, mib in ON_CPU:
-        engine = Engine(RUNGS_BY_NAME[rung], () if rung == "zero0" else knobs)
-        tried = Candidate(engine, checkpointing, micro_batch, 2)
-        prior = predict_memory(small, tried, world_size=2, device="cpu")
-        assert prior.peak == pytest.approx(mib * MIB, rel=0.34), (rung, checkpointing, micro_batch)
-        if micro_batch < 16:
-            seen.append(MemoryObservation(candidate=tried, fits=True, peak_device=mib * MIB))
+    errors, seen = [], []
+    for rung, by_micro_batch in ON_CPU.items():
+        for micro_batch, both in by_micro_batch.items():
+            for checkpointing, measured in enumerate(both):
+                tried = Candidate(Engine(RUNGS_BY_NAME[rung]), checkpointing, micro_batch, 2)
+                errors.append(predict_memory(small, tried, world_size=2, device="cpu").peak / (measured * GIB) - 1)
+                if micro_batch < 16:
+                    seen.append(MemoryObservation(candidate=tried, fits=True, peak_device=round(measured * GIB)))
+    assert max(map(abs, errors)) <= 0.125
+    assert statistics.mean(map(abs, errors)) <= 0.06
     known = calibrate_memory(small, seen, world_size=2, device="cpu")
     for observed in seen:
         learnt = predict_memory(small, observed.candidate, world_size=2, device="cpu", calibration=known)
-        assert learnt.peak == pytest.approx(observed.peak_device, rel=0.15)
+        assert learnt.peak == pytest.approx(observed.peak_device, rel=0.06)
 
 
 def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:

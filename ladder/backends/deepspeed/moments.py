@@ -35,7 +35,7 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     """The moments at which memory may peak; the first is the idle engine after its first optimizer step."""
     stage = candidate.engine.rung.stage
     build = _moments_replicated if stage == 0 else _moments_stage3 if stage == 3 else _moments_stage12
-    moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
+    moments = build(workload, candidate, activations_of(workload, candidate, world_size, device), world_size)
     if workload.weights.quantised:
         moments = with_one_dequantised(moments, workload)
         # Before stage 3 divides them, every rank has all quantised weights (trial/quantised.py, and transformers too).
@@ -52,23 +52,19 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
     return [replace(moment, buffers=moment.buffers + _WORKSPACE) for moment in moments]
 
 
-def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
-    """On a CPU, offloaded states stay on the same device, and memory of forward and backward is not freed by the step.
+_LOGITS_ON_CPU = 4 / 3
+"""What a CPU holds of logits and loss over what a GPU does: the model's own logits and their gradient too. Measured:
+three types in bf16 and two in fp32, four stages, three ways of checkpointing (benchmarks/types_on_cpu.py)."""
 
-    Measured (34 million parameters): stage 2 needs the step's memory plus 4/3 of activations and logits.
-    """
-    moments = [
+
+def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
+    """On a CPU, offloaded states stay on the same device."""
+    held = [
         moment if moment.name == START else replace(moment, optimizer=moment.optimizer + on_host) for moment in moments
     ]
-    loss = next(moment for moment in moments if moment.name == "loss")
-    late = replace(
-        moments[-1],
-        activations=loss.activations * 4 / 3,
-        logits=loss.logits * 4 / 3,
-        buffers=max(moment.buffers for moment in moments),
-        live=loss.live,
-    )
-    return [*moments, late]
+    return [
+        replace(moment, logits=moment.logits * _LOGITS_ON_CPU) if moment.name == "loss" else moment for moment in held
+    ]
 
 
 def _moments_replicated(workload: Workload, candidate: Candidate, acts: Activations, world_size: int) -> list[Moment]:

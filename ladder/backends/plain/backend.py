@@ -95,7 +95,7 @@ class Plain(Backend):
         return fsdp_environment(engine.rung)
 
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
-        return moments_of(workload, candidate, world_size)
+        return moments_of(workload, candidate, world_size, device)
 
     def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
         return on_host(workload, candidate, world_size)

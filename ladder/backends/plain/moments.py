@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ladder.backends.activations import Activations, activations_of, terms_of
-from ladder.backends.base import START, Moment, with_one_dequantised
+from ladder.backends.base import START, Device, Moment, with_one_dequantised
 from ladder.candidates import Candidate
 from ladder.units import MIB
 from ladder.workload.trained import Weights
@@ -26,11 +26,11 @@ _WORKSPACE = 64 * MIB
 """cuBLAS's workspace. Measured: as in `backends.deepspeed.moments`."""
 
 
-def moments_of(workload: Workload, candidate: Candidate, world_size: int) -> list[Moment]:
+def moments_of(workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
     """The moments at which memory may peak; the first is the idle engine after its first optimizer step."""
     rung = candidate.engine.rung
     build = _replicated if rung.stage == 0 else _sharded
-    moments = build(workload, candidate, activations_of(workload, candidate, world_size), world_size)
+    moments = build(workload, candidate, activations_of(workload, candidate, world_size, device), world_size)
     if workload.weights.quantised:
         moments = with_one_dequantised(moments, workload)
         if rung.stage > 0:  # before FSDP2 divides them, every rank has all quantised weights
