@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers import bundled_workload, make_candidate
+from helpers import bundled_workload
 from helpers.shapes import SMALL as SMALL_SIZES
 
-from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Effects, Engine
 from ladder.simulation.operations import Network
@@ -71,34 +70,6 @@ def test_times_are_near_what_was_measured(measured_points):
     assert 0.85 < math.exp(statistics.mean(logarithms)) < 1.2
     assert statistics.pstdev(logarithms) < 0.25
     assert max(map(abs, logarithms)) < math.log(2)
-
-
-def test_a_checkpointed_layer_keeps_its_input_alone_and_one_on_the_host_not_even_that():
-    size = 8
-    kept = truth(make_candidate("zero2+opt-cpu", checkpointing=False, micro_batch=size))
-    every, half, away = (
-        truth(
-            replace(
-                make_candidate("zero2+opt-cpu", micro_batch=size), checkpoint_every=number, offload_activations=host
-            )
-        )
-        for number, host in ((1, False), (2, False), (1, True))
-    )
-    assert kept.allocated > half.allocated > every.allocated > away.allocated
-    assert away.host > every.host
-    assert kept.accumulate_seconds < half.accumulate_seconds < every.accumulate_seconds < away.accumulate_seconds
-
-
-@pytest.mark.parametrize("rung", [rung.name for rung in RUNGS])
-def test_every_rung_has_a_truth_that_follows_from_the_seed(rung: str):
-    machine = EXACT.model_copy(update={"surprise": 1.0})
-    known, again, other = (
-        Physics(machine.model_copy(update={"seed": seed}), LLAMA, 8).truth(make_candidate(rung)) for seed in (1, 1, 2)
-    )
-    assert known == again != other
-    assert 0 < known.accumulate_seconds < known.boundary_seconds
-    assert 0 < known.allocated <= known.reserved
-    assert (known.disk > 0) == ("nvme" in rung)
 
 
 # DDP and FSDP2
