@@ -52,8 +52,8 @@ _TRAINING_SECONDS = 3600.0
 """A trial's expected gain has to save, in a training of this length, the seconds of the trial, unless it is above the
 tolerance. Chosen: people tune for longer trainings; the search takes 5 to 9 % less time, and no case is worse
 (benchmarks/results/search)."""
-UPPER_END = "90% upper end"
-"""In output: the speed that a candidate exceeds with a probability of only 10 % (`Outlook.optimistic`)."""
+ONE_IN_TEN = "with a chance of one in ten"
+"""In output, of the speed that a candidate exceeds with a probability of only 10 % (`Outlook.optimistic`)."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class StillToGain:
         """The bound in words, with the cost of a tighter one. The ledger uses the same words for each candidate."""
         best = f"the fastest trial ({self.than:,.0f} tokens/s)"
         if self.faster <= 0:
-            return f"no candidate left is faster than {best}, even at its {UPPER_END}"
+            return f"no candidate left is faster than {best} {ONE_IN_TEN} or more"
         price = f"another {self.minutes:.1f} minutes would make that {max(0.0, self.then):.1%}"
-        return f"no candidate left is more than {self.faster:.1%} faster than {best}, even at its {UPPER_END}; {price}"
+        return f"no candidate left is more than {self.faster:.1%} faster than {best} {ONE_IN_TEN} or more; {price}"
 
 
 @dataclass(frozen=True)
@@ -302,4 +302,4 @@ def _reason(offer: _Offer, speed: float | None) -> str:
         return f"{expected}, the most for its price"
     fastest = max(each.optimistic for each in offer.outlooks) / speed - 1
     ahead = f"{abs(fastest):.0%} {'above' if fastest >= 0 else 'below'} the fastest trial"
-    return f"{expected}; at the {UPPER_END} {ahead}"
+    return f"{expected}; {ONE_IN_TEN} it is {ahead}"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Record
-from ladder.search.auto import UPPER_END, is_worth_a_trial
+from ladder.search.auto import ONE_IN_TEN, is_worth_a_trial
 from ladder.search.belief import LIKELY, SLIM, Belief, Outlook, believe
 from ladder.search.knobs import turned
 from ladder.search.policy import answer, faster_without_deepspeed
@@ -24,7 +24,7 @@ _NOISE = 2 * STEP_NOISE
 STEP_NOISE."""
 
 
-_AT_THE_END = f"at its {UPPER_END} "
+_AT_THE_END = f"{ONE_IN_TEN} "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +214,9 @@ def _promise(predicted: Predicted, best: float | None) -> str:
 def _needs(predicted: Predicted, space: Space) -> str:
     """The memory that it is predicted to need if that is too much on the GPU or the host; otherwise empty."""
     if predicted.peak > space.memory_limit:
-        return f"{format_bytes(predicted.peak)} of {format_bytes(space.memory_limit)}"
+        return f"{format_bytes(predicted.peak)}, and there are {format_bytes(space.memory_limit)}"
     if predicted.host > space.host_memory:
-        return f"{format_bytes(predicted.host)} of host memory, of {format_bytes(space.host_memory)}"
+        return f"{format_bytes(predicted.host)} of host memory, and there are {format_bytes(space.host_memory)}"
     return ""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
-from ladder.search.auto import UPPER_END, auto, auto_without, hopeful
+from ladder.search.auto import ONE_IN_TEN, auto, auto_without, hopeful
 from ladder.search.belief import Belief, Outlook, believe
 from ladder.search.cost import PROCESSES, candidate_seconds, comparison_seconds, expected_seconds, proof_seconds
 from ladder.search.decisions import Measure, Stop, Strategy
@@ -142,5 +142,5 @@ def _said(belief: Belief, records: Sequence[Record], left: TimeLeft, late: set[s
 
 def _promise(outlook: Outlook, speed: float | None, pace: float) -> str:
     seconds = pace * expected_seconds([outlook])
-    ahead = f"at its {UPPER_END} {outlook.optimistic / speed - 1:.0%} above the fastest trial, " if speed else ""
+    ahead = f"{ONE_IN_TEN} {outlook.optimistic / speed - 1:.0%} above the fastest trial, " if speed else ""
     return f"{outlook.candidate.key} ({ahead}a trial of {seconds:.0f} s)"

@@ -190,9 +190,9 @@ def test_what_is_said_of_a_candidate_left_agrees_with_the_bound_that_ended_the_s
         if entry.predicted and entry.predicted.fits > 0.5:
             ahead = entry.predicted.high / than - 1
             where = "above" if ahead > 0 else "below"
-            assert f"at its 90% upper end {abs(ahead):.1%} {where} the fastest trial" in entry.why
+            assert f"with a chance of one in ten {abs(ahead):.1%} {where} the fastest trial" in entry.why
             assert entry.brief == f"at {'most' if ahead > 0 else 'least'} {abs(ahead):.1%} {where} the fastest trial"
-    assert "90% upper end" in ended.reason
+    assert "with a chance of one in ten or more" in ended.reason
     assert f"the fastest trial ({than:,.0f} tokens/s)" in ended.reason
 
 
