@@ -26,7 +26,7 @@ _LOST = frozenset(
 )
 _ATTEMPTS = 3
 """Failed queries in a row before a GPU counts as lost. Chosen: a single failure may be chance."""
-_RECENT_SECONDS = 1.0
+_RECENT_MICROSECONDS = 1_000_000
 """Chosen: NVML notes the use of a process a few times a second."""
 _RETRY_SECONDS = 0.1
 """Between two attempts. Chosen: enough for a busy driver to answer, and no trial waits long."""
@@ -116,12 +116,14 @@ def _taken(handle: Any, others: frozenset[int]) -> float | None:
     """The share of the GPU's time that `others` took in the last second; None where NVML does not say it."""
     if not others:
         return 0.0
-    since = int((time.time() - _RECENT_SECONDS) * 1e6)
     try:
-        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+        samples = pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
     except pynvml.NVMLError as error:
         return 0.0 if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
-    latest = {each.pid: each.smUtil / 100 for each in sorted(samples, key=lambda each: each.timeStamp)}
+    # By NVML's own clock: the ranks that are measured have fresh samples too.
+    newest = max((each.timeStamp for each in samples), default=0)
+    fresh = (each for each in samples if newest - each.timeStamp < _RECENT_MICROSECONDS)
+    latest = {each.pid: each.smUtil / 100 for each in sorted(fresh, key=lambda each: each.timeStamp)}
     return float(min(1.0, sum(share for pid, share in latest.items() if pid in others)))
 
 
