@@ -54,7 +54,8 @@ def moments_of(workload: Workload, candidate: Candidate, world_size: int, device
 
 _LOGITS_ON_CPU = 4 / 3
 """What a CPU holds of logits and loss over what a GPU does: the model's own logits and their gradient too. Measured:
-three types in bf16 and two in fp32, four stages, three ways of checkpointing (benchmarks/types_on_cpu.py)."""
+four dense types in bf16 and two in fp32, four stages, three ways of checkpointing (benchmarks/types_on_cpu.py). A
+mixture of experts took 9 to 40 % more than is predicted so."""
 
 
 def _as_on_cpu(moments: Sequence[Moment], on_host: float) -> list[Moment]:
