@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ladder.events.outcome import Measurement
 from ladder.report.charts import ANSWER, COLOURS, FAILED, GREY, RECIPE, Point, Scatter, Series, Shape
 from ladder.report.figures import needed
 from ladder.report.first_fit import first_fit
@@ -54,9 +55,8 @@ def speed_over_time(run: ReportedRun) -> Scatter | None:
         if seen is None or not speed:
             failed.append(Point(x=at, y=0.0, text=f"{what}: {record.outcome.sentence}"))
             continue
-        low, high = (speed * (1 + seen.spread * sign) for sign in (-1, 1))
-        text = f"{what}: {speed:,.0f} tokens/s ± {seen.spread:.1%}"
-        points[is_proof].append(Point(x=at, y=speed, low=low, high=high, text=text))
+        low, high, said = _spread(speed, seen)
+        points[is_proof].append(Point(x=at, y=speed, low=low, high=high, text=f"{what}: {said}"))
         if is_proof and speed > (best := line[-1][1] if line else 0.0):
             line += [(at, best), (at, speed)] if line else [(at, speed)]
     if not points[False]:
@@ -93,16 +93,21 @@ def _trial(entry: Entry) -> Point | None:
     record = entry.record
     if record is None or record.measurement is None or not record.tokens_per_second:
         return None
-    speed, seen = record.tokens_per_second, record.measurement
+    seen = record.measurement
+    low, high, said = _spread(record.tokens_per_second, seen)
     return Point(
         x=seen.peak_device / GIB,
-        y=speed,
-        low=speed * (1 - seen.spread),
-        high=speed * (1 + seen.spread),
-        text=f"{entry.candidate_key}: {speed:,.0f} tokens/s ± {seen.spread:.1%}, {seen.peak_device / GIB:.2f} GiB; "
-        f"{entry.why}",
+        y=record.tokens_per_second,
+        low=low,
+        high=high,
+        text=f"{entry.candidate_key}: {said}, {seen.peak_device / GIB:.2f} GiB; {entry.why}",
         label="the answer" if entry.status == "answer" else "",
     )
+
+
+def _spread(speed: float, seen: Measurement) -> tuple[float, float, str]:
+    """The ends of what was measured as `speed`, in tokens/s, and both in words."""
+    return speed * (1 - seen.spread), speed * (1 + seen.spread), f"{speed:,.0f} tokens/s ± {seen.spread:.1%}"
 
 
 def _proofs(run: ReportedRun) -> list[Series]:
@@ -112,14 +117,14 @@ def _proofs(run: ReportedRun) -> list[Series]:
         if proof is None or proof.measurement is None or not proof.tokens_per_second:
             continue
         trial, seen = _trial(entry), proof.measurement
+        low, high, said = _spread(proof.tokens_per_second, seen)
         points.append(
             Point(
                 x=seen.peak_device / GIB,
                 y=proof.tokens_per_second,
-                low=proof.tokens_per_second * (1 - seen.spread),
-                high=proof.tokens_per_second * (1 + seen.spread),
-                text=f"proof of {entry.candidate_key}: {proof.tokens_per_second:,.0f} tokens/s ± {seen.spread:.1%}, "
-                f"{seen.peak_device / GIB:.2f} GiB",
+                low=low,
+                high=high,
+                text=f"proof of {entry.candidate_key}: {said}, {seen.peak_device / GIB:.2f} GiB",
                 tied_to=(trial.x, trial.y) if trial else None,
             )
         )

@@ -50,8 +50,8 @@ def plain_lines(event: TuneEvent, *, on_paper: bool = False) -> None:
                 _say_outcome(record)
             told = {record.candidate_key for record in event.records}
             if told and all(record.outcome.kind == "fits" for record in event.records):
-                for each in (each.key for each in event.run.spec.candidates if each.key not in told):
-                    say(f"  {each:<40} left out: it could no longer win, or no time was left")
+                for key in [each.key for each in event.run.spec.candidates if each.key not in told]:
+                    say(f"  {key:<40} left out: it could no longer win, or no time was left")
             say(f"  {'would have taken ' if on_paper else ''}{trial_line(trial_seconds(event.run))}")
 
 
