@@ -32,6 +32,10 @@ MALLOC_OF_A_CPU_RANK = {
 _KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 _MOST_KERNELS = "32"
 """Chosen: it saves nearly as much memory as 1 does, and costs dense models no speed."""
+# torch itself keeps the last 1,024 shapes of layers in 16 bits. Measured on one core in 14 steps of a mixture of 41
+# million parameters, in MiB above the start and CPU seconds per step: 526 (1.39) with its default, 176 (1.44) with 128,
+# 161 (1.35) with 32, 157 (1.47) with 1.
+_LAYERS = "LRU_CACHE_CAPACITY"
 
 
 def compiler() -> str:
@@ -41,9 +45,9 @@ def compiler() -> str:
 
 
 def environment_of_a_cpu_rank(own: Mapping[str, str]) -> dict[str, str]:
-    """What a rank on the CPU sees beyond the user's `own` environment, which has the last word on oneDNN's cache."""
+    """What a rank on the CPU sees beyond the user's `own` environment, which has the last word on caches of kernels."""
     kernels = {name: own[name] for name in _KERNELS if name in own} or {_KERNELS[0]: _MOST_KERNELS}
-    return MALLOC_OF_A_CPU_RANK | kernels
+    return MALLOC_OF_A_CPU_RANK | kernels | {_LAYERS: own.get(_LAYERS, _MOST_KERNELS)}
 
 
 class Cgroup(NamedTuple):
