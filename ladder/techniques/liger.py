@@ -73,6 +73,11 @@ class Liger(Technique):
             loss_doubt=(f"logits:{self.name}", 0.2),
         )
 
+    def environment(self, world_size: int) -> dict[str, str]:
+        """Triton keeps the variant that it found fastest: 198 s of the first step of a mixture of 32 experts on one
+        H200, and 1 s once it is kept (liger-kernel 0.8.5)."""
+        return {"TRITON_CACHE_AUTOTUNING": "1"}
+
     def trainer_arguments(self) -> dict[str, Any]:
         return {"use_liger_kernel": True}
 

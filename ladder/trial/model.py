@@ -37,6 +37,8 @@ def build_model(spec: TrialSpec, dtype: torch.dtype, device: str) -> PreTrainedM
 
     On "meta" its parameters are on the CPU, with memory that nothing was written to: another rank sends what they hold.
     """
+    for technique in techniques_of(spec):
+        technique.before_model()
     torch.manual_seed(spec.seed)
     config = model_config(spec.model_config_json)
     if spec.parity:

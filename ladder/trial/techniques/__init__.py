@@ -41,6 +41,9 @@ class RankTechnique:
     def prepare(self) -> None:
         """Import what the server must not import: modules that initialise CUDA or allocate memory outside tensors."""
 
+    def before_model(self) -> None:
+        """Called before a model is built: undo what an earlier trial in this process left that would change it."""
+
     def change_model(self, model: PreTrainedModel) -> None:
         """Change the model before DeepSpeed gets it. RuntimeError if that would have no effect."""
 

@@ -19,6 +19,7 @@ from ladder.trial.techniques import RankTechnique, UnknownKernelError
 
 _IN_PLACE = "Rope"
 """In the names of kernels that change queries and keys where they are, and keep only what they are multiplied with."""
+_ABSENT = object()
 _KNOWN, _OTHERS = ("RMSNorm", "LayerNorm", "SiLUMul", "GELUMul", _IN_PLACE), ("Fused", "Modulated")
 """Of the kernels that stand-ins can stand for, parts of their names; and of others that have these too, but do more."""
 
@@ -27,11 +28,33 @@ class Liger(RankTechnique):
     evaluation_arguments = {"skip_logits": True}  # noqa: RUF012
     can_be_followed = True
 
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any]] = []
+        """What was at a name of a module or class before; `_ABSENT` for nothing."""
+
+    def before_model(self) -> None:
+        """Liger also replaces names in transformers' modules. A model that is built after that has more of its kernels
+        than the Trainer gives one: OLMo-2's took 15 % less memory on one H200, and was 14 % faster."""
+        while self._replaced:
+            place, name, before = self._replaced.pop()
+            if before is _ABSENT:
+                delattr(place, name)
+            else:
+                setattr(place, name, before)
+
     def change_model(self, model: PreTrainedModel) -> None:
         """As the Trainer's `use_liger_kernel` does. RuntimeError if that would silently have no effect."""
         from transformers.integrations.liger import apply_liger_kernel  # imports Triton, which other ranks do not need
 
+        before = [(place, dict(vars(place))) for place in _places()]
         apply_liger_kernel(model, None)
+        for place, names in before:
+            now = dict(vars(place))
+            self._replaced += [
+                (place, name, value) for name, value in names.items() if now.get(name, value) is not value
+            ]
+            if inspect.isclass(place):  # modules import more names by themselves
+                self._replaced += [(place, name, _ABSENT) for name in now.keys() - names.keys()]
         if "forward" not in vars(model):
             raise RuntimeError(f"liger-kernel has no fused loss for {type(model).__name__}")
 
@@ -48,6 +71,18 @@ class Liger(RankTechnique):
                 for _, kernel in inspect.getmembers(module, _is_kernel):
                     _stand_in(kernel)
         return True
+
+
+def _places() -> list[Any]:
+    """Where Liger replaces names: the modules of transformers' models, their classes, and torch's functions."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("transformers.models.")]
+    classes = {
+        id(value): value
+        for module in modules
+        for value in list(vars(module).values())
+        if inspect.isclass(value) and value.__module__.startswith("transformers.models.")
+    }
+    return [*modules, *classes.values(), functional]
 
 
 def _is_kernel(value: Any) -> bool:
