@@ -54,3 +54,11 @@ def test_it_is_a_remedy_where_logits_are_too_many() -> None:
     assert "--liger" in remedies(space).sentence()
     assert LIGER not in remedies(replace(space, device="cpu")).techniques
     assert LIGER not in remedies(replace(space, workload=bundled_workload("opt-1.3b", seq_len=2048))).techniques
+
+
+def test_a_mixture_keeps_less_of_its_experts_with_liger_s_kernels_than_with_its_own_code() -> None:
+    model = bundled_workload("qwen3-30b-a3b").model
+    own, with_liger = model.block, model.blocks_with["liger"]
+    assert own is not None
+    gates = 2 * 2 * model.intermediate_size * model.experts_of_a_token  # of 16 bits; what they read is one tensor
+    assert gates < with_liger.kept < own.kept / 2

@@ -19,6 +19,7 @@ from ladder.trial.techniques import RankTechnique, UnknownKernelError
 
 _IN_PLACE = "Rope"
 """In the names of kernels that change queries and keys where they are, and keep only what they are multiplied with."""
+_EXPERTS = "FusedMoE"
 _ABSENT = object()
 _KNOWN, _OTHERS = ("RMSNorm", "LayerNorm", "SiLUMul", "GELUMul", _IN_PLACE), ("Fused", "Modulated")
 """Of the kernels that stand-ins can stand for, parts of their names; and of others that have these too, but do more."""
@@ -69,7 +70,7 @@ class Liger(RankTechnique):
         for name, module in list(sys.modules.items()):
             if name.startswith("liger_kernel.ops"):
                 for _, kernel in inspect.getmembers(module, _is_kernel):
-                    _stand_in(kernel)
+                    (_stand_in_for_experts if _EXPERTS in kernel.__name__ else _stand_in)(kernel)
         return True
 
 
@@ -115,6 +116,36 @@ def _stand_in(kernel: Any) -> None:
         Kernels.counting.started_from_python([*gradients, *saved, *(gradients if in_place else saved)])
         made = list(gradients) if in_place else [torch.empty_like(each) for each in saved]
         return (*made, *[None] * (ctx.count - len(made)))
+
+    kernel.forward, kernel.backward = staticmethod(forward), staticmethod(backward)
+
+
+def _stand_in_for_experts(kernel: Any) -> None:
+    """All experts at once: their gated product, the sum of what a token's experts make of it, and where it went."""
+    from ladder.trial.count_kernels import Kernels  # of a process that counts, and of no rank
+
+    def forward(ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        rows, start = chosen.numel(), Kernels.counting.started_from_python
+        gates, inner = x.new_empty(rows, gate_up.shape[1]), x.new_empty(rows, down.shape[2])
+        of_experts = x.new_empty(rows, down.shape[1])  # as many as are read, once for each expert of a token
+        places = [torch.empty_like(chosen) for _ in range(3)]
+        for place in places:
+            start([chosen, place])
+        for tensors in ([of_experts, gates, inner], [inner, of_experts], [of_experts, weights, x]):
+            start(tensors)
+        ctx.save_for_backward(x, gate_up, down, weights, gates, *places)
+        return torch.empty_like(x)
+
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, gate_up, down, weights, gates, *_ = ctx.saved_tensors
+        start = Kernels.counting.started_from_python
+        of_gates, inner = torch.empty_like(gates), gates.new_empty(len(gates), down.shape[2])
+        of_experts = gates.new_empty(len(gates), down.shape[1])
+        made = [torch.empty_like(each) for each in (x, gate_up, down, weights)]
+        products = ([of_experts, gates, of_gates, inner, weights], [of_gates, of_experts], [inner, of_experts, made[2]])
+        for tensors in (*products, [of_gates, of_experts, made[1]], [of_experts, x]):
+            start(tensors)
+        return (*made[:3], None, made[3])
 
     kernel.forward, kernel.backward = staticmethod(forward), staticmethod(backward)
 
