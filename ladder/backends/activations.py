@@ -24,6 +24,9 @@ Measured: 2.8 to 3.5 with Llama-3.2-1B in fp32 on one H200."""
 _WIDE_BIAS = 2.0
 """Bytes that such a score keeps more under autocast, which casts the bias for each sequence. Measured: FLAN-T5-base
 with DDP on one H200 (benchmarks/results/runs)."""
+_OF_A_DROPPED_SCORE = 12.0
+"""Bytes that a CPU keeps of such a score. Derived: the softmax, what is drawn and what is left of it, in 32 bits (torch
+2.13, `_scaled_dot_product_attention_math`). Measured with GPT-SW3: 11 to 13, and 6 under autocast."""
 _LAUNCHES_BESIDE, _LAUNCHES_OF_A_KERNEL = 0.49, 0.0048
 """Host work of a block over that for a Llama block: of its modules, and for each of its kernels. Measured: 1.8 to 2.3
 ms in a micro-step of opt-125m and OPT-1.3B, whose blocks have 44 kernels, on H100 and H200, and 2.9 ms of Llama-3.2-1B
@@ -96,6 +99,7 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int, device: 
     tokens, techniques = tokens_of_a_rank(workload, candidate, world_size), candidate.engine.techniques
     block = next((own for each in techniques if (own := each.block_of(model))), None) or usual_block(model)
     block = in_32_bits(model, block, device) if workload.dtype == "fp32" else block
+    block = _on_a_cpu(block) if device == "cpu" else block
     wide = has_wide_loss(workload)
     kept_wide, by_length = block.kept_wide, block.kept_wide_by_length + _WIDE_BIAS * block.biased_by_length
     if workload.prepare_kbit:
@@ -115,6 +119,11 @@ def terms_of(workload: Workload, candidate: Candidate, world_size: int, device: 
     for technique in techniques:
         terms = technique.costs(terms, workload, candidate, world_size)
     return terms if workload.weights.is_whole else _of_frozen_blocks(terms, workload, block)
+
+
+def _on_a_cpu(block: CountedBlock) -> CountedBlock:
+    """`block` where attention that drops scores is computed step by step, which keeps them."""
+    return replace(block, kept_by_length=block.kept_by_length + _OF_A_DROPPED_SCORE * block.dropped_by_length)
 
 
 def _launches(model: ModelShape, block: CountedBlock, length: int) -> float:

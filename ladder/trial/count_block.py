@@ -35,10 +35,14 @@ class CountedStep(NamedTuple):
     """Values of queries in attention with a mask."""
     biased: float
     """Scores of attention with a bias that is trained."""
+    dropped: float
+    """Scores of attention some of which are dropped."""
     from_python: int = 0
     """Kernels that Python starts one by one, as Triton's."""
 
 
+_AMOUNTS = ("kept", "moved", "flops_32", "masked", "biased", "dropped")
+"""What grows with the sequences of a step."""
 Blocks = Mapping[nn.Module, int]
 """The blocks of a model that are run, and for how many of the whole model's each stands; 0 for one beside them."""
 Inputs = dict[nn.Module, tuple[int, bool]]
@@ -105,7 +109,7 @@ def counted_blocks(
         of_all |= {"kernels": longer.kernels - kernels_more * length, "kernels_by_length": kernels_more}
     flops, flops_more = _line(longer.flops_32, shorter.flops_32, length)
     of_all |= {"flops_32": flops, "flops_32_by_length": flops_more, "masked": longer.masked / length}
-    of_all["biased_by_length"] = longer.biased / length**2
+    of_all |= {"biased_by_length": longer.biased / length**2, "dropped_by_length": longer.dropped / length**2}
     of_all |= {
         "kept_for_weights": (longer.kept - frozen.kept) / length,
         "from_python": longer.from_python,
@@ -151,7 +155,7 @@ def _in_the_type_of_its_input(_: nn.Module, called_with: tuple[Tensor, ...], out
 
 def _half(step: CountedStep) -> CountedStep:
     """What half a sequence adds if nothing of it grows with its length."""
-    halves = {name: getattr(step, name) / 2 for name in ("kept", "moved", "flops_32", "masked", "biased")}
+    halves = {name: getattr(step, name) / 2 for name in _AMOUNTS}
     return step._replace(**halves)
 
 
@@ -167,7 +171,7 @@ def _line(of_longer: float, of_shorter: float, length: int) -> tuple[float, floa
 def _of_a_sequence(model: PreTrainedModel, blocks: Blocks, length: int, **options: Any) -> CountedStep:
     """What a further sequence of a micro-batch adds, so without what all share; but all kernels."""
     two, one = (of_step(model, blocks, number, length, **options) for number in (2, 1))
-    more = {name: getattr(two, name) - getattr(one, name) for name in ("kept", "moved", "flops_32", "masked", "biased")}
+    more = {name: getattr(two, name) - getattr(one, name) for name in _AMOUNTS}
     return CountedStep(**more, kernels=two.kernels, from_python=two.from_python)
 
 
@@ -213,8 +217,8 @@ def of_step(
     if inputs is not None:
         inputs |= {each: (storage_of(tensor), storage_of(tensor) in kept.tensors) for each, tensor in read.items()}
     held = sum(each.untyped_storage().nbytes() * times for each, times in kept.tensors.values())
-    amounts = kernels.moved, kernels.number, kernels.flops_32, kernels.masked, kernels.biased, kernels.from_python
-    return CountedStep(held, *amounts)
+    amounts = kernels.moved, kernels.number, kernels.flops_32, kernels.masked, kernels.biased, kernels.dropped
+    return CountedStep(held, *amounts, kernels.from_python)
 
 
 class _Kept:

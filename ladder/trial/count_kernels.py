@@ -47,7 +47,7 @@ class Kernels(TorchDispatchMode):
         self.made_outside: set[int] = set()
         """Storages that no block made."""
         self.number = self.from_python = 0
-        self.moved = self.flops_32 = self.masked = self.biased = 0
+        self.moved = self.flops_32 = self.masked = self.biased = self.dropped = 0
         Kernels.counting = self
         self._asked: dict[int, str] = {}
         """By storage of a single boolean: the operation that made it."""
@@ -98,10 +98,12 @@ class AsOnGpus(TorchFunctionMode):
         given = kwargs or {}
         if func is functional.scaled_dot_product_attention:
             mask = given.get("attn_mask", args[3] if len(args) > 3 else None)
+            drops = given.get("dropout_p", args[4] if len(args) > 4 else 0.0) > 0
+            scores = args[0].shape[:3].numel() * args[1].shape[2] * self._kernels.times
+            self._kernels.dropped += scores * drops
             if mask is not None:
                 self._kernels.masked += args[0].numel() * self._kernels.times
-                scores = args[0].shape[:3].numel() * args[1].shape[2]
-                self._kernels.biased += scores * self._kernels.times * mask.requires_grad
+                self._kernels.biased += scores * mask.requires_grad
             if mask is not None and mask.dtype == torch.bool:
                 mask = torch.empty_like(mask, dtype=args[0].dtype)
             return _Attention.apply(*args[:3], mask)

@@ -50,6 +50,8 @@ class CountedBlock:
     """Values of queries in attention with a mask."""
     biased_by_length: float = 0.0
     """Scores of attention with a bias that is trained, for each token of the sequence."""
+    dropped_by_length: float = 0.0
+    """Scores of attention some of which are dropped, for each token of the sequence."""
     kernels: float
     """Kernels, forward and backward, of any number of tokens; without those of attention."""
     kernels_by_length: float = 0.0

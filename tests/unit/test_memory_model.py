@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from helpers import bundled_workload
 
-from ladder.backends.base import START, Moment
+from ladder.backends.base import START, Device, Moment
 from ladder.backends.deepspeed.moments import moments_of
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
@@ -302,3 +303,18 @@ def test_memory_in_fp32_is_predicted_as_it_was_measured(row: dict[str, Any]) -> 
     predicted = predict_memory(workload, candidate_of(key, 16), world_size=1, device="cuda")
     peak = max(size for moment, size in predicted.moments.items() if moment != START)
     assert peak / GIB == pytest.approx(row["peak_allocated_gib"], rel=0.05 if "liger" in key else 0.02)
+
+
+def test_a_cpu_keeps_attention_s_scores_where_some_are_dropped() -> None:
+    drops = bundled_workload("bert-base", task="masked-lm", seq_len=512)
+    block = drops.model.block
+    assert block is not None
+    never = replace(drops, model=replace(drops.model, block=replace(block, dropped_by_length=0.0)))
+    tried = candidate("zero1", checkpointing=False)
+
+    def at_the_loss(workload: Workload, device: Device) -> float:
+        return predict_memory(workload, tried, world_size=2, device=device).moments["loss"]
+
+    scores = drops.model.num_layers * drops.model.num_heads * 512 * 512
+    assert at_the_loss(drops, "cpu") - at_the_loss(never, "cpu") == pytest.approx(12 * scores)
+    assert at_the_loss(drops, "cuda") == at_the_loss(never, "cuda")
