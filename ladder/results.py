@@ -33,10 +33,12 @@ _SHOWN_COLUMNS = [
     "why",
 ]
 
+_FRAME = "width: 100%; height: 40em; border: 1px solid #8888"
+
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a tune. A notebook shows it as a table."""
+    """The result of a tune. A notebook shows it as a table, and the report with its charts."""
 
     output: TuneOutput
     loaded: bool = False
@@ -142,7 +144,16 @@ class Tuned:
 
     def _repr_html_(self) -> str:
         tried = self.trials[self.trials["trial"].notna()].sort_values("tokens_per_second", ascending=False)
-        return f"<p><b>{escape(repr(self)[1:-1])}</b></p>{tried[_SHOWN_COLUMNS].to_html(index=False, na_rep='')}"
+        table = tried[_SHOWN_COLUMNS].to_html(index=False, na_rep="")
+        return f"<p><b>{escape(repr(self)[1:-1])}</b></p>{table}{self._report_html()}"
+
+    def _report_html(self) -> str:
+        """The report with its charts, in a frame, so that its styles are not the notebook's."""
+        try:
+            page = self.report.read_text(encoding="utf-8")
+        except OSError:  # not written, or moved
+            return ""
+        return f'<iframe srcdoc="{escape(page)}" title="{self.report.name}" style="{_FRAME}"></iframe>'
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,14 @@ def test_a_tune_returns_what_its_file_says(tuned: ladder.Tuned) -> None:
     assert arguments["per_device_train_batch_size"] == document["train_micro_batch_size_per_gpu"]
 
 
-def test_the_trials_are_a_frame_and_a_notebook_shows_them(tuned: ladder.Tuned) -> None:
+def test_the_trials_are_a_frame_and_a_notebook_shows_them_and_the_report_with_its_charts(tuned: ladder.Tuned) -> None:
     assert set(tuned.trials["rung"]) == {"zero2"}
     assert len(tuned.trials) == 3 * 5
     shown = tuned._repr_html_()
     assert shown.count("<tr") == 1 + tuned.trials["trial"].notna().sum()
     assert "<script" not in shown
     assert tuned.report.is_file()
+    assert 'title="report.html"' in shown
 
 
 def test_that_nothing_fits_is_a_result_and_only_its_best_is_an_error(tmp_path: Path) -> None:
