@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from physics import mean_size
 from prior import Error, errors_of
+from side_by_side import run
 from transformers import CONFIG_MAPPING
 
 from ladder.errors import LadderError
@@ -49,6 +49,8 @@ _SIZES = {
 """Of one small model, by the names that transformers gives them; a type takes those that it knows."""
 _PARAMETERS = range(15_000_000, 120_000_000)
 """Chosen: their states are a few times what an interpreter takes, and fit a small host twice."""
+_LONGEST = 300.0
+"""Seconds of a tune. Chosen: ten times what most take; what was measured by then counts."""
 _ENGINES = ("zero0", "zero1", "zero2", "zero3", "ddp")
 
 
@@ -67,9 +69,13 @@ def small_model(name: str) -> dict[str, Any] | None:
         built = model_config(raw)
         with torch.device("meta"):
             model = auto_class(built, tasks_of(built)[0]).from_config(built)
+        if sum(each.numel() for each in model.parameters()) not in _PARAMETERS:
+            return None
+        words = torch.ones(1, 8, dtype=torch.long)
+        auto_class(built, tasks_of(built)[0]).from_config(built)(input_ids=words, labels=words)
     except (Exception, LadderError):
         return None
-    return raw if sum(each.numel() for each in model.parameters()) in _PARAMETERS else None
+    return raw
 
 
 def spread() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -84,16 +90,13 @@ def tune(config: Path, folder: Path, dtype: str) -> str:
     """Tune the engines of the model; returns the last line that the tune said."""
     engines = [word for name in _ENGINES for word in ("--rung", name)]
     words = [str(config), "--gpus", "0", "--gpu-memory", "8GiB", "--seq-len", "256", "--global-batch-size", "8"]
-    words += ["--dtype", dtype]
+    words += ["--dtype", dtype, "--wait"]
     words += [*engines, "--micro-batch", "4", "--strategy", "exhaustive", "--run-dir", str(folder)]
-    done = subprocess.run(
+    ended = run(
         [sys.executable, "-m", "ladder", "tune", *words, "--output", str(folder.with_suffix(".best.json"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+        longest=_LONGEST,
     )
-    return (done.stderr.strip().splitlines() or [""])[-1]
+    return (ended.text.strip().splitlines() or [""])[-1]
 
 
 def main() -> None:
