@@ -40,6 +40,11 @@ class StoredRun:
 def read_run(folder: Path) -> StoredRun:
     """The run in `folder`. UsageError if there is none, EnvironmentFaultError if it cannot be read."""
     journal = folder / "journal.log"
+    if (folder / "generation.json").is_file():
+        raise UsageError(
+            f"{shown(folder)} is a tune of generation, which has no candidates of a training; what was tried is in its "
+            "best_generation.json, and the same `ladder tune` prints it again."
+        )
     if not journal.is_file():
         raise UsageError(f"{shown(folder)} is not a run folder, as it has no journal.log; name a folder of a tune.")
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.generating.memory import predicted
-from ladder.generating.ways import Generation, check, obstacle, ways_named
+from ladder.generating.ways import Generation, check, obstacle, sorted_out, ways_named
 from ladder.machine.environment import ranks_in
 from ladder.tuning.generation import generation_of
 from ladder.tuning.generation_options import require_effective
@@ -22,7 +22,7 @@ def plan_of_generation(options: PlanOptions, note: Callable[[str], None]) -> tup
         machine = machine_on_paper(options, simulated, options.gpus or (simulated.num_gpus if simulated else 1))
         has_nvme = simulated is None or simulated.nvme_space > 0
         problem = generation_of(options, machine, note, has_nvme=has_nvme)
-    check(problem)
+    (sorted_out if problem.asked else check)(problem)
     batch = problem.batches[0] if problem.asks_batches else 1
     rows = []
     for way in ways_named(problem.asked):
