@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def _script(answer: GenerationAnswer, config: str) -> str:
         f"from transformers import {', '.join(sorted(names))}",
         *(["from transformers.integrations import HfDeepSpeedConfig"] if answer.way.rung is not None else []),
         "",
-        f"answer = json.loads(Path(__file__).with_name({config!r}).read_text())",
+        f"answer = json.loads(Path(__file__).with_name({json.dumps(config)}).read_text())",
         'rank, prompts = int(os.environ.get("RANK", 0)), sys.argv[1:] or ["Hello"]',
         *before,
         f'model = {auto}.from_pretrained(answer["model"], {arguments}).eval()',
