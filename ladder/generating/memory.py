@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ladder.generating.ways import Generation, Way
-from ladder.search.memory import OUTSIDE_ALONE, OUTSIDE_OF_SEVERAL
-from ladder.units import gib
+from ladder.units import GIB, format_bytes, gib
 from ladder.workload.workload import ModelShape
 
+_OUTSIDE_ALONE, _OUTSIDE_OF_SEVERAL = 1.4 * GIB, 1.8 * GIB
+"""Bytes outside PyTorch on a GPU, of one rank and where there are several. Measured for trainings (`search.memory`)."""
 _PACKED = {"8bit": 1.0, "4bit": 0.516}
 """Bytes of a weight. Derived: 64 weights of 4 bits share a scale of 8 bits, and 256 scales one of 32 bits."""
 
@@ -52,7 +53,7 @@ def predicted(way: Way, problem: Generation, batch: int) -> Memory:
     cache = width * rows * cached_values(model, problem.prompt_len, problem.new_tokens)
     outside = 0.0
     if problem.device == "cuda":
-        outside = OUTSIDE_OF_SEVERAL if way.processes(problem.world_size) > 1 else OUTSIDE_ALONE
+        outside = _OUTSIDE_OF_SEVERAL if way.processes(problem.world_size) > 1 else _OUTSIDE_ALONE
     return Memory(
         weights=0 if offloads else int(weights / shared),
         gathered=int(min(gathered, weights)),
@@ -114,5 +115,5 @@ def too_much(way: Way, problem: Generation) -> str:
         (found.host, problem.host_memory, "the host"),
     ):
         if held > limit:
-            return f"its weights alone are {gib(held)} GiB, and {place} has {gib(limit)} GiB"
+            return f"its weights alone are {format_bytes(held)}, and {place} has {format_bytes(limit)}"
     return ""

@@ -29,8 +29,6 @@ UPPER_DEVIATIONS = 2.33
 distribution."""
 _LARGEST_MARGIN = 0.08
 """Of allocated memory. Measured: with a limit of 40 GiB, training with 37.2 GiB allocated reserved 39.5 GiB."""
-OUTSIDE_ALONE, OUTSIDE_OF_SEVERAL = 1.4 * GIB, 1.8 * GIB
-"""Bytes outside PyTorch on a GPU, of one rank and where there are several: from the figures in `_outside`."""
 _HOST_PROCESS = 1.9 * GIB
 """Measured: resident memory of a rank that offloads nothing."""
 
@@ -259,7 +257,7 @@ def _outside(calibration: MemoryCalibration, engine: str, world_size: int, devic
         return float(seen[engine]), 0.05 * GIB
     if "" in seen:
         return float(seen[""]), 0.15 * GIB
-    return (OUTSIDE_OF_SEVERAL, 0.4 * GIB) if world_size > 1 else (OUTSIDE_ALONE, 0.35 * GIB)
+    return (1.8 * GIB, 0.4 * GIB) if world_size > 1 else (1.4 * GIB, 0.35 * GIB)
 
 
 def _parts(moment: Moment, peak: float, outside: float) -> MemoryParts:

@@ -28,7 +28,7 @@ _PAYS = 1.02
 _LONG = 60.0
 """Seconds of a round after which no larger batch follows. Chosen: it would take up to twice as long."""
 _FIRST_WORD = 4
-"""Prompts have no smaller token: those are often what begins, ends and pads a text (as in `make_batch`)."""
+"""Prompts have no smaller token. Chosen: those are often what begins, ends and pads a text (as in `make_batch`)."""
 
 
 def generate_all(spec: TrialSpec, generation: GenerationSpec, reporter: Reporter, gauge: Gauge) -> None:

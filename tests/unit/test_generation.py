@@ -80,9 +80,9 @@ def test_weights_that_travel_get_no_trial_once_a_way_fits_whose_weights_stay() -
 
 def test_a_way_whose_weights_alone_are_too_much_gets_no_trial() -> None:
     asked = problem(memory_limit=10 * GIB, host_memory=GIB)
-    assert "its weights alone are 12.55 GiB, and a device has 10.0 GiB" in too_much(BY_NAME["one"], asked)
+    assert "its weights alone are 12.55 GiB, and a device has 10.00 GiB" in too_much(BY_NAME["one"], asked)
     assert not too_much(BY_NAME["tp"], asked)
-    assert "the host has 1.0 GiB" in too_much(BY_NAME[STAGE_3[1]], asked)
+    assert "the host has 1.00 GiB" in too_much(BY_NAME[STAGE_3[1]], asked)
 
 
 def test_the_fastest_answers_unless_its_proof_failed_and_is_compared_with_another_exact_way() -> None:
