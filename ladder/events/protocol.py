@@ -83,8 +83,6 @@ class GenerationSpec:
     """The folder of the model's weights."""
     load: dict[str, Any] | None
     """The arguments of `from_pretrained`; None writes random weights into the folder, and generates nothing."""
-    quantise: dict[str, Any] | None = None
-    """The arguments of BitsAndBytesConfig."""
     own_prompts: bool = False
     """Each rank has a part of a candidate's prompts, of which the micro-batch says how many there are in all."""
     every_batch: bool = False

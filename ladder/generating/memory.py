@@ -1,4 +1,4 @@
-"""What a way takes of memory: weights, the keys and values of all tokens, a prompt's activations, what is gathered."""
+"""What a way takes of memory: weights, keys and values of all tokens, a prompt's activations, what is gathered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Memory:
     """What the prompt's pass holds at once, and logits."""
     outside: int
     """Outside PyTorch: CUDA, NCCL, libraries."""
-    host: int = 0
+    host: int
 
     @property
     def device(self) -> int:
@@ -41,35 +41,27 @@ class Memory:
 
 def predicted(way: Way, problem: Generation, batch: int) -> Memory:
     """Of `way` with `batch` prompts at once."""
-    model, width = problem.model, problem.workload.width
-    devices = way.devices(problem.world_size)
-    shared = devices if way.spread != "whole" else 1
-    rows = way.prompts_of_a_rank(batch, problem.world_size)
-    weights = _weights(way, model, width)
-    offloads = way.tier > 1
-    gathered = 0.0
-    if way.rung is not None:  # a layer computes while the next one is fetched
-        gathered = width * max(2 * model.num_block_parameters, model.largest_parameter)
+    model, width, ranks = problem.workload.model, problem.workload.width, problem.machine.world_size
+    shared = ranks if way.spread != "whole" else 1
+    rows = -(-batch // ranks) if way.own_prompts else batch
+    weights = width * model.num_parameters
+    if way.load_in is not None:  # but for the output head, embeddings and norms
+        packed = model.num_matmul_parameters - model.vocab_size * model.hidden_size
+        weights += (_PACKED[way.load_in] - width) * packed
+    # A layer computes while the next one is fetched.
+    gathered = width * max(2 * model.num_block_parameters, model.largest_parameter) if way.rung is not None else 0.0
     cache = width * rows * cached_values(model, problem.prompt_len, problem.new_tokens)
-    outside = 0.0
-    if problem.device == "cuda":
-        outside = _OUTSIDE_OF_SEVERAL if way.processes(problem.world_size) > 1 else _OUTSIDE_ALONE
+    outside = _OUTSIDE_OF_SEVERAL if way.processes(ranks) > 1 else _OUTSIDE_ALONE
+    # Of the last token alone: in the model's precision, and in 32 bits before and after what ends a text is forbidden.
+    logits = rows * model.vocab_size * (width + 8)
     return Memory(
-        weights=0 if offloads else int(weights / shared),
+        weights=0 if way.tier > 1 else int(weights / shared),
         gathered=int(min(gathered, weights)),
         cache=int(cache / shared if way.spread in ("layers", "tensors") else cache),
-        prompt=int(rows * (_of_a_prompt(model, problem.prompt_len, width) + _of_logits(model, width))),
-        outside=int(outside),
+        prompt=int(rows * width * problem.prompt_len * _values_of_a_token(model) + logits),
+        outside=int(outside) if problem.machine.device == "cuda" else 0,
         host=int(weights) if way.rung is not None and way.rung.offload_param == "cpu" else 0,
     )
-
-
-def _weights(way: Way, model: ModelShape, width: float) -> float:
-    if way.load_in is None:
-        return width * model.num_parameters
-    # The output head stays as it is, and so do embeddings and norms.
-    packed = model.num_matmul_parameters - model.vocab_size * model.hidden_size
-    return _PACKED[way.load_in] * packed + width * (model.num_parameters - packed)
 
 
 def cached_values(model: ModelShape, prompt_len: int, new_tokens: int) -> int:
@@ -77,43 +69,32 @@ def cached_values(model: ModelShape, prompt_len: int, new_tokens: int) -> int:
 
     A decoder with an encoder has keys of the prompt beside those of its own tokens. Layers with a window keep that.
     """
-    text = model.config.get(model.section, model.config) if model.section else model.config
-    tokens, layers = prompt_len + new_tokens, model.num_layers
-    per_token = 2 * model.num_kv_heads * model.head_dim
-    if text.get("kv_lora_rank"):  # keys and values are cached as they are used: of every head, each of its own size
-        key = text["qk_nope_head_dim"] + text["qk_rope_head_dim"]
-        per_token = model.num_heads * (key + text["v_head_dim"])
-    if model.is_encoder_decoder:
-        layers //= 2
-    window, kinds = int(text.get("sliding_window") or tokens), text.get("layer_types") or ()
-    narrow = sum(kind == "sliding_attention" for kind in kinds)
-    return int(per_token * (min(tokens, window) * narrow + tokens * (layers - narrow)))
+    text = model.config[model.section] if model.section else model.config
+    tokens = prompt_len + new_tokens
+    layers = model.num_layers // 2 if model.is_encoder_decoder else model.num_layers
+    of_a_token = 2 * model.num_kv_heads * model.head_dim
+    if text.get("kv_lora_rank"):  # cached as they are used: of every head, keys and values each of their own size
+        of_a_token = model.num_heads * sum(text[f"{part}_head_dim"] for part in ("qk_nope", "qk_rope", "v"))
+    window = min(tokens, int(text.get("sliding_window") or tokens))
+    narrow = sum(kind == "sliding_attention" for kind in text.get("layer_types") or ())
+    return int(of_a_token * (window * narrow + tokens * (layers - narrow)))
 
 
-def _of_a_prompt(model: ModelShape, prompt_len: int, width: float) -> float:
-    """Bytes of one prompt in a layer's pass, which keeps nothing for backward. Derived from the layer's operations."""
-    hidden, heads = model.hidden_size, model.num_heads * model.head_dim
-    keys = 2 * model.num_kv_heads * model.head_dim
+def _values_of_a_token(model: ModelShape) -> int:
+    """Of a prompt, in a layer's pass that keeps nothing for backward. Derived from the layer's operations."""
+    heads, keys = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     attention = 2 * (heads + keys) + heads  # as made, as rotated, and what comes out
     net = (3 if model.gated_mlp else 2) * model.intermediate_size
     if model.num_experts > 1:
-        net = model.experts_of_a_token * (net + hidden)
-    return width * prompt_len * (2 * hidden + max(attention, net))
-
-
-def _of_logits(model: ModelShape, width: float) -> float:
-    """Of the last token alone, as `generate` asks for: in the model's precision and in 32 bits, before and after it has
-    forbidden what ends the text."""
-    return model.vocab_size * (width + 8)
+        net = model.experts_of_a_token * (net + model.hidden_size)
+    return 2 * model.hidden_size + max(attention, net)
 
 
 def too_much(way: Way, problem: Generation) -> str:
     """Why `way` cannot fit, whatever else: its weights alone are more than there is. Empty if they are not."""
     found = predicted(way, problem, 1)
-    for held, limit, place in (
-        (found.weights, problem.memory_limit, "a device"),
-        (found.host, problem.host_memory, "the host"),
-    ):
+    limits = problem.machine.memory_limit, problem.machine.host_memory
+    for held, limit, place in zip((found.weights, found.host), limits, ("a device", "the host"), strict=True):
         if held > limit:
             return f"its weights alone are {format_bytes(held)}, and {place} has {format_bytes(limit)}"
     return ""

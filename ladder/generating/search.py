@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import OutcomeKind
+from ladder.events.protocol import GeneratedEvent
 from ladder.generating.memory import too_much
 from ladder.generating.ways import WAYS, Generation, Way
 from ladder.units import gib
@@ -15,24 +15,7 @@ from ladder.units import gib
 _SAME_BEGINNINGS = 0.5
 """Of the prompts, those whose first new token is the reference's; with fewer, a way computes something else. Chosen:
 sums in another order change few of them, and whatever follows a changed token differs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """What a trial measured. Seconds are of the slowest rank, bytes of each GPU, or of each CPU rank."""
-
-    load_seconds: float
-    prompt_seconds: float
-    """Until the first new token of all prompts."""
-    new_seconds: float
-    """For all further ones."""
-    devices: tuple[int, ...]
-    host: int
-    """Of all ranks together."""
-    tokens: tuple[tuple[int, ...], ...]
-    """The new ones, by prompt."""
-    model_class: str
-    """Of transformers, that loads the model."""
+Tokens = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +28,30 @@ class Tried:
     kind: OutcomeKind
     sentence: str = ""
     proof: bool = False
-    figures: Figures | None = None
+    seen: GeneratedEvent | None = None
+    """If it fits: of the first rank, with devices, host memory and tokens of all."""
+
+    @property
+    def figures(self) -> GeneratedEvent:
+        assert self.seen is not None
+        return self.seen
 
     def tokens_per_second(self, new_tokens: int) -> float:
         """New tokens of all prompts, with the time for the prompts."""
-        assert self.figures is not None
         return self.batch * new_tokens / (self.figures.prompt_seconds + self.figures.new_seconds)
 
-    def row(self, prompt_len: int, new_tokens: int) -> dict[str, Any]:
+    def row(self, problem: Generation) -> dict[str, Any]:
         """As values for JSON."""
         values: dict[str, Any] = {"way": self.way, "batch": self.batch, "outcome": self.kind, "why": self.sentence}
-        if self.figures is None:
+        if self.seen is None:
             return values
-        found = self.figures
         return values | {
-            "prompt_tokens_per_second": round(self.batch * prompt_len / found.prompt_seconds, 1),
-            "new_tokens_per_second": round(self.batch * (new_tokens - 1) / found.new_seconds, 1),
-            "tokens_per_second": round(self.tokens_per_second(new_tokens), 1),
-            "load_seconds": round(found.load_seconds, 2),
-            "memory_gib": [gib(size) for size in found.devices],
-            "host_gib": gib(found.host),
+            "prompt_tokens_per_second": round(self.batch * problem.prompt_len / self.seen.prompt_seconds, 1),
+            "new_tokens_per_second": round(self.batch * (problem.new_tokens - 1) / self.seen.new_seconds, 1),
+            "tokens_per_second": round(self.tokens_per_second(problem.new_tokens), 1),
+            "load_seconds": round(self.seen.load_seconds, 2),
+            "memory_gib": [gib(size) for size in self.seen.peak_devices],
+            "host_gib": gib(self.seen.peak_host),
         }
 
 
@@ -75,16 +62,13 @@ def next_way(possible: Sequence[Way], problem: Generation, tried: Sequence[Tried
     unless the user named the ways.
     """
     left_out = dict[str, str]()
-    names = {each.way for each in tried}
-    fitting = [way for way in possible if any(each.way == way.name and each.kind == "fits" for each in tried)]
+    fits = {each.way for each in tried if each.kind == "fits"}
     for way in possible:
-        if way.name in names:
+        nearer = next((other.name for other in possible if other.name in fits and other.tier < way.tier), None)
+        if any(each.way == way.name for each in tried):
             continue
-        nearer = next((other for other in fitting if other.tier < way.tier), None)
         if nearer is not None and not problem.asked:
-            left_out[way.name] = (
-                f"its weights travel for every token, and those of {nearer.name}, which fits, travel less"
-            )
+            left_out[way.name] = f"its weights travel for every token; those of {nearer}, which fits, travel less"
         elif reason := too_much(way, problem):
             left_out[way.name] = reason
         else:
@@ -92,42 +76,28 @@ def next_way(possible: Sequence[Way], problem: Generation, tried: Sequence[Tried
     return None, left_out
 
 
-def best(tried: Sequence[Tried], problem: Generation) -> Tried | None:
+def best(tried: Sequence[Tried], new_tokens: int) -> Tried | None:
     """The fastest that fits and whose proof has not failed."""
     failed = {(each.way, each.batch) for each in tried if each.proof and each.kind != "fits"}
     fits = [each for each in tried if each.kind == "fits" and not each.proof and (each.way, each.batch) not in failed]
-    return max(fits, key=lambda each: each.tokens_per_second(problem.new_tokens), default=None)
-
-
-def proof_of(tried: Sequence[Tried], answer: Tried) -> Tried | None:
-    found = (each for each in tried if each.proof and (each.way, each.batch) == (answer.way, answer.batch))
-    return next(found, None)
+    return max(fits, key=lambda each: each.tokens_per_second(new_tokens), default=None)
 
 
 def reference_of(tried: Sequence[Tried], answer: Tried) -> Tried:
-    """What the proof of `answer` is compared with: the first exact way that generated as many prompts at once, not its
-    own if there is another."""
-    exact = [way.name for way in WAYS if way.is_exact and way.name != answer.way]
+    """What the proof of `answer` is compared with: the first way with unchanged weights that generated as many prompts
+    at once, not its own if there is another."""
     known = {each.way: each for each in tried if each.batch == answer.batch and each.kind == "fits" and not each.proof}
-    return next((known[name] for name in exact if name in known), answer)
+    exact = [way.name for way in WAYS if way.load_in is None and way.name != answer.way]
+    return next((known[name] for name in exact if name in known), known[answer.way])
 
 
-def share_that_differs(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
+def share_that_differs(tokens: Tokens, reference: Tokens) -> float:
     """Of all new tokens, those that are others than the reference's."""
     pairs = [pair for rows in zip(tokens, reference, strict=True) for pair in zip(*rows, strict=True)]
     return sum(one != other for one, other in pairs) / len(pairs)
 
 
-def generates_something_else(tokens: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> bool:
+def generates_something_else(tokens: Tokens, reference: Tokens) -> bool:
     """Whether too few prompts go on as in the reference."""
     same = sum(one[0] == other[0] for one, other in zip(tokens, reference, strict=True))
     return same < _SAME_BEGINNINGS * len(tokens)
-
-
-def require_weights_written(tried: Tried | None) -> None:
-    """EnvironmentFaultError if the trial that wrote the random weights failed."""
-    if tried is not None:
-        raise EnvironmentFaultError(
-            f"Random weights could not be written for the trials ({tried.sentence}); give a folder that has the "
-            "model's weights, or free memory and disk space."
-        )

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ladder.backends.registry import MAIN
-from ladder.candidates import Rung
+from ladder.candidates import Engine, Rung
 from ladder.errors import UsageError
+from ladder.machine.described import Machine
+from ladder.machine.versions import is_within
 from ladder.text import instead_of, shown
 from ladder.workload.trained import LoadIn
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.workload import Workload
 
 GENERATE = "generate"
 """What `--task` says for generating in place of training."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Prompts at once that are tried unless the user says which. Chosen: doubled as long as it pays."""
-_HIGHEST_TIER = {"none": 1, "cpu": 2, "nvme": 3}
+_TIERS = {"none": 1, "cpu": 2, "nvme": 3}
+_QUANTISED: Mapping[LoadIn, dict[str, Any]] = {
+    "8bit": {"load_in_8bit": True},
+    "4bit": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to hold a model's weights."""
+    """One way to hold a model's weights; `title` follows "holds"."""
 
     name: str
     title: str
-    """To follow "holds"."""
     spread: Literal["whole", "layers", "tensors", "parameters"] = "whole"
     """What is divided over the GPUs."""
     load_in: LoadIn | None = None
@@ -38,37 +44,26 @@ class Way:
     @property
     def tier(self) -> int:
         """How far weights travel for every token: not at all, from GPU to GPU (1), from the host (2), from a drive."""
-        return _HIGHEST_TIER[self.rung.offload_param] if self.rung is not None else 0
+        return _TIERS[self.rung.offload_param] if self.rung is not None else 0
 
     @property
     def is_alone(self) -> bool:
         """It has one device."""
         return self.spread == "whole" and not self.own_prompts
 
-    @property
-    def is_exact(self) -> bool:
-        """It computes with the weights as they are, and so has the tokens of any other exact way."""
-        return self.load_in is None
-
     def processes(self, world_size: int) -> int:
-        """One process lays layers over all GPUs; else every GPU that is used has a rank."""
+        """One lays layers over all GPUs; else every GPU that is used has a rank."""
         return 1 if self.is_alone or self.spread == "layers" else world_size
 
     def devices(self, world_size: int) -> int:
         return 1 if self.is_alone else world_size
 
-    def prompts_of_a_rank(self, batch: int, world_size: int) -> int:
-        """The most that a rank has of `batch` prompts."""
-        return -(-batch // world_size) if self.own_prompts else batch
-
 
 def _of_stage_3(place: str, title: str) -> Way:
-    """With the parameters in `place`: the main backend's rung for it, where nothing is optimised."""
-    rung = next(
-        each
-        for each in MAIN.rungs
-        if each.stage == 3 and each.offload_param == place and each.offload_optimizer in ("none", place)
-    )
+    """The main backend's rung with parameters in `place`, where nothing is optimised."""
+    places = ("none", place)
+    of_stage = (each for each in MAIN.rungs if each.stage == 3 and each.offload_param == place)
+    rung = next(each for each in of_stage if each.offload_optimizer in places)
     name = "+".join(part for part in rung.name.split("+") if not part.startswith("opt-"))
     return Way(name=name, title=title, spread="parameters", rung=rung, own_prompts=True)
 
@@ -85,6 +80,7 @@ WAYS = (
     _of_stage_3("nvme", "parameters on a drive (ZeRO stage 3 with NVMe offload)"),
 )
 """In the order in which they are tried."""
+WAYS_BY_NAME = {way.name: way for way in WAYS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,149 +89,109 @@ class Generation:
 
     workload: Workload
     """Its model, task and precision."""
+    machine: Machine
+    versions: Mapping[str, str]
+    """Of the ranks' packages; empty for one that is not installed."""
     prompt_len: int
     new_tokens: int
-    batches: tuple[int, ...] = BATCHES
-    asks_batches: bool = False
-    """The user said which."""
+    batches: tuple[int, ...] = ()
+    """As the user said; empty for `BATCHES`."""
     asked: tuple[str, ...] = ()
     """The ways to try; empty for all."""
     load_in: LoadIn | None = None
-    """How the user wants the weights held."""
     allow: tuple[str, ...] = ()
-    world_size: int
-    device: Literal["cuda", "cpu"]
-    memory_limit: int
-    host_memory: int
-    has_nvme: bool = False
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """By package that is not installed for the ranks: what to do about it."""
-
-    @property
-    def model(self) -> ModelShape:
-        return self.workload.model
 
 
 def ways_named(names: Collection[str]) -> list[Way]:
     """The ways of these names, in the table's order; all of them for no name. UsageError for an unknown one."""
-    known = [way.name for way in WAYS]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--way {shown(name)} is unknown; {instead_of(name, known)}")
+    if unknown := [name for name in names if name not in WAYS_BY_NAME]:
+        raise UsageError(f"--way {shown(unknown[0])} is unknown; {instead_of(unknown[0], WAYS_BY_NAME)}")
     return [way for way in WAYS if not names or way.name in names]
 
 
-def check(problem: Generation) -> None:
-    """UsageError for what no way can generate, in one sentence."""
-    model, name = problem.model, shown(problem.model.name)
-    if model.task == "masked-lm":
-        raise UsageError(
-            f"{name} predicts masked tokens and has no head for generating; name a model that writes text."
-        )
-    tokens = problem.prompt_len if model.is_encoder_decoder else problem.prompt_len + problem.new_tokens
-    most = model.max_positions
-    if most is not None and max(tokens, problem.new_tokens) > most:
-        raise UsageError(
-            f"--prompt-len {problem.prompt_len} and --new-tokens {problem.new_tokens} are more than the {most} "
-            f"positions {name} has; shorten one of them."
-        )
-    unknown = [name for name in problem.allow if name not in _quantised()]
-    if unknown:
-        raise UsageError(
-            f"--allow {shown(unknown[0])} has no effect with --task {GENERATE}; what it can allow is 8bit and 4bit."
-        )
-
-
-def _quantised() -> dict[str, Way]:
-    return {way.name: way for way in WAYS if way.load_in is not None}
-
-
 def sorted_out(problem: Generation) -> tuple[list[Way], dict[str, str]]:
-    """The ways that can be tried, and by name why others cannot. UsageError if none can, or one of those asked for."""
-    check(problem)
-    possible, reasons = [], dict[str, str]()
-    for way in ways_named(problem.asked):
-        reason = obstacle(way, problem)
-        if reason and problem.asked:
-            raise UsageError(f"--way {way.name}: {reason}.")
-        if reason:
-            reasons[way.name] = reason
-        else:
-            possible.append(way)
-    if not possible:
-        raise UsageError(f"No way is left to try: {'; '.join(f'{name}: {why}' for name, why in reasons.items())}.")
-    return possible, reasons
+    """The ways that can be tried, and by name why others cannot.
+
+    UsageError for what no way can generate, if no way can be tried, or if one that was asked for cannot.
+    """
+    _check(problem)
+    ways = ways_named(problem.asked)
+    reasons = {way.name: reason for way in ways if (reason := _obstacle(way, problem))}
+    if reasons and (problem.asked or len(reasons) == len(ways)):
+        name, why = next(iter(reasons.items()))
+        raise UsageError(f"--way {name}: {why}." if problem.asked else f"No way can be tried: {why}.")
+    return [way for way in ways if way.name not in reasons], reasons
 
 
-def obstacle(way: Way, problem: Generation) -> str:
-    """Why `way` cannot be tried, as far as is known before any trial; empty if it can."""
-    return _of_quantised(way, problem) or _of_spread(way, problem) or _of_stage(way, problem)
-
-
-def _of_quantised(way: Way, problem: Generation) -> str:
-    held = problem.load_in
-    if held is not None and way.load_in != held:
-        moved = "divided or kept on the host" if way.rung is not None else "held so"
-        return f"weights in {held} cannot be {moved}, as bitsandbytes keeps them whole on one GPU; leave --load-in out"
-    if way.load_in is None:
-        return ""
-    if problem.device == "cpu":
-        return "bitsandbytes' packed weights need a GPU"
-    if "bitsandbytes" in problem.missing:
-        return problem.missing["bitsandbytes"]
-    if way.load_in not in (held, *problem.allow) and way.name not in problem.asked:
-        return f"it changes what is generated; --allow {way.name} tries it"
-    return ""
-
-
-def _of_spread(way: Way, problem: Generation) -> str:
-    ranks, model = problem.world_size, problem.model
-    if way.is_alone or way.tier > 1:
-        return ""
-    if ranks == 1:
-        many = (
-            "stage 3 on one rank without offload divides nothing" if way.rung is not None else "it needs several GPUs"
+def _check(problem: Generation) -> None:
+    model, name = problem.workload.model, shown(problem.workload.model.name)
+    if model.task == "masked-lm":
+        raise UsageError(f"{name} predicts masked tokens and has no head for generating; name one that writes text.")
+    tokens = problem.prompt_len + (0 if model.is_encoder_decoder else problem.new_tokens)
+    if model.max_positions is not None and max(tokens, problem.new_tokens) > model.max_positions:
+        raise UsageError(
+            f"--prompt-len {problem.prompt_len} and --new-tokens {problem.new_tokens} are more than the "
+            f"{model.max_positions} positions {name} has; shorten one of them."
         )
-        return f"{many}, and there is one; add GPUs or put the parameters on the host (--way {WAYS[-2].name})"
-    if way.spread == "layers" and problem.device == "cpu":
-        return "layers are laid over GPUs, and there is none"
+    if unknown := [each for each in problem.allow if each not in _QUANTISED]:
+        raise UsageError(f"--allow {shown(unknown[0])} has no effect with --task {GENERATE}; allow 8bit or 4bit.")
+
+
+def _obstacle(way: Way, problem: Generation) -> str:
+    """Why `way` cannot be tried, as far as is known before any trial; empty if it can."""
+    held, machine, model = problem.load_in, problem.machine, problem.workload.model
+    ranks = machine.world_size
+    package = "bitsandbytes" if way.load_in else "deepspeed" if way.rung else "torch"
+    if held is not None and way.load_in != held:
+        return f"weights in {held} cannot be divided or offloaded: bitsandbytes keeps them on one GPU; omit --load-in"
+    if (way.load_in or way.spread == "layers") and machine.device == "cpu":
+        return "it needs a GPU"
+    if way.load_in is not None and way.name not in (held, *problem.allow, *problem.asked):
+        return f"it changes what is generated; --allow {way.name} tries it"
+    if ranks == 1 and way.tier == 1:
+        return "stage 3 on one rank without offload divides nothing; add GPUs, or put the parameters on the host"
+    if ranks == 1 and way.tier == 0 and not way.is_alone:
+        return "it needs several GPUs, and there is one"
     if way.spread == "tensors" and (model.num_heads % ranks or model.num_kv_heads % ranks):
         return f"{model.num_heads} heads, {model.num_kv_heads} of them with keys, cannot be divided over {ranks} ranks"
-    if way.spread == "whole" and max(problem.batches) < ranks:
+    if not batches_of(way, problem):
         return f"there are fewer prompts at once than {ranks} copies"
-    return ""
+    if way.tier == _TIERS["nvme"] and machine.nvme_path is None:
+        return "no --nvme-path was given"
+    return "" if problem.versions[package] else f"{package} is not installed; `pip install {package}`"
 
 
-def _of_stage(way: Way, problem: Generation) -> str:
-    if way.rung is None:
-        return ""
-    if "deepspeed" in problem.missing:
-        return problem.missing["deepspeed"]
-    return "no --nvme-path was given" if way.rung.offload_param == "nvme" and not problem.has_nvme else ""
+def batches_of(way: Way, problem: Generation) -> tuple[int, ...]:
+    """Those to try: in which each copy has a prompt, as one device alone is as fast with fewer."""
+    least = problem.machine.world_size if way.own_prompts and way.rung is None else 1
+    return tuple(batch for batch in problem.batches or BATCHES if batch >= least)
 
 
-def from_pretrained(way: Way, problem: Generation, *, dtype_key: str) -> dict[str, Any]:
-    """The arguments of `from_pretrained`, but for what is quantised. Layers and devices as JSON can say them."""
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    arguments: dict[str, Any] = {dtype_key: names[problem.workload.dtype]}
+def from_pretrained(way: Way, problem: Generation) -> dict[str, Any]:
+    """The arguments of `from_pretrained`, as JSON can say them."""
+    dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[problem.workload.dtype]
+    is_new = is_within(problem.versions["transformers"], ">=4.56")
+    arguments: dict[str, Any] = {"dtype" if is_new else "torch_dtype": dtype}
     if way.spread == "layers":
         arguments["device_map"] = "auto"
     elif way.spread == "tensors":
         arguments["tp_plan"] = "auto"
-    elif way.rung is None and problem.device == "cuda":
+    elif way.rung is None and problem.machine.device == "cuda":
         arguments["device_map"] = {"": 0}
+    if way.load_in is not None:
+        compute = {"bnb_4bit_compute_dtype": dtype} if way.load_in == "4bit" else {}
+        arguments["quantization_config"] = _QUANTISED[way.load_in] | compute
     return arguments
 
 
-def quantisation(way: Way, problem: Generation, *, dtype: str) -> dict[str, Any] | None:
-    """The arguments of BitsAndBytesConfig: LLM.int8, or NF4 with double quantisation; None for weights as they are."""
-    if way.load_in is None:
-        return None
-    if way.load_in == "8bit":
-        return {"load_in_8bit": True}
-    return {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True,
-        "bnb_4bit_compute_dtype": dtype,
-    }
+def deepspeed_of(way: Way, problem: Generation, nvme_path: Path | None) -> dict[str, Any]:
+    """DeepSpeed's configuration: that of a training's rung, without what trains; empty for a way without DeepSpeed."""
+    if way.rung is None:
+        return {}
+    sizes = {"micro_batch": 1, "accumulation": 1, "world_size": problem.machine.world_size}
+    config = MAIN.configuration(problem.workload, Engine(way.rung), nvme_path=nvme_path, **sizes)
+    zero = config["zero_optimization"]
+    zero.pop("offload_optimizer", None)
+    if problem.machine.device == "cpu" and "offload_param" in zero:
+        zero["offload_param"]["pin_memory"] = False  # there is no bus to cross
+    return {name: value for name, value in config.items() if name != "gradient_clipping"}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import BitsAndBytesConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import GeneratedEvent, GenerationSpec, TrialSpec
-from ladder.events.step_policy import CandidateSpec
 from ladder.trial.failure import OverLimitError
 from ladder.trial.gauge import Gauge
 from ladder.trial.model import DTYPES, build_model
@@ -33,18 +31,18 @@ _FIRST_WORD = 4
 
 def generate_all(spec: TrialSpec, generation: GenerationSpec, reporter: Reporter, gauge: Gauge) -> None:
     """Report what each batch takes, the smallest first; the one that fails raises what ended it."""
-    if generation.load is None:
-        _write_weights(spec, generation.weights, reporter)
+    reporter.phase("model")
+    if generation.load is None:  # once for all ways: each loads the same weights, as it will load real ones
+        build_model(spec, DTYPES[spec.dtype], "cpu").save_pretrained(generation.weights)
         return
     gauge.start(spec.memory_limit)
-    reporter.phase("model")
     began = now()
-    writer = _Writer(spec, generation, reporter)
+    writer = _Writer(spec, generation, generation.load, reporter)
     (load_seconds,) = writer.slowest([now() - began])
     speed = 0.0
     for candidate in spec.candidates:
         reporter.candidate = candidate.key
-        event = _measured(writer, candidate, load_seconds, gauge)
+        event = _measured(writer, candidate.micro_batch, load_seconds, gauge)
         reporter.send(event)
         seconds = event.prompt_seconds + event.new_seconds  # the same on all ranks, so all end together
         before, speed = speed, candidate.micro_batch / seconds
@@ -53,47 +51,32 @@ def generate_all(spec: TrialSpec, generation: GenerationSpec, reporter: Reporter
     reporter.phase("teardown")
 
 
-def _write_weights(spec: TrialSpec, folder: str, reporter: Reporter) -> None:
-    """Once for all ways, so that each has the same weights and loads them as it will load real ones."""
-    reporter.phase("model")
-    model = build_model(spec, DTYPES[spec.dtype], "cpu")
-    with reporter.during("writing random weights"):
-        model.save_pretrained(folder)
-
-
-def _measured(writer: _Writer, candidate: CandidateSpec, load_seconds: float, gauge: Gauge) -> GeneratedEvent:
-    writer.reporter.phase("warmup")
+def _measured(writer: _Writer, batch: int, load_seconds: float, gauge: Gauge) -> GeneratedEvent:
+    reporter = writer.reporter
+    reporter.phase("warmup")
     gauge.reset()
-    prompts = writer.prompts_of(candidate.micro_batch)
-    writer.write(prompts.ids, 2)  # kernels are made ready, and buffers
+    prompts, own = writer.prompts_of(batch)
+    writer.write(prompts, 2)  # kernels are made ready, and buffers
     if gauge.settle():
         gauge.reset()  # memory reserved under the old, higher limit must not count
-    writer.reporter.phase("measure")
-    rounds: list[tuple[float, float]] = []
+    reporter.phase("measure")
+    rounds: list[list[float]] = []
     while len(rounds) < _ROUNDS and sum(map(sum, rounds)) < _SECONDS:
-        tokens, of_prompt, of_new = writer.write(prompts.ids, writer.new_tokens)
-        first, rest = writer.slowest([of_prompt, of_new])
-        rounds.append((first, rest))
+        tokens, *seconds = writer.write(prompts, writer.new_tokens)
+        rounds.append(writer.slowest(seconds))
     prompt_seconds, new_seconds = min(rounds, key=sum)
     reading = gauge.read()
     return GeneratedEvent(
         t=now(),
-        candidate=candidate.key,
+        candidate=reporter.candidate or "",
         load_seconds=load_seconds,
         prompt_seconds=prompt_seconds,
         new_seconds=new_seconds,
-        peak_devices=[reading.device, *writer.other_devices()],
+        peak_devices=[reading.device, *map(torch.cuda.max_memory_reserved, writer.other_devices)],
         peak_host=reading.peak_host,
-        tokens=tokens[: prompts.own].tolist(),
+        tokens=tokens[:own].tolist(),
         model_class=writer.model_class,
     )
-
-
-@dataclass(frozen=True)
-class _Prompts:
-    ids: torch.Tensor
-    own: int
-    """Of them, those that no other rank has."""
 
 
 class _Times(StoppingCriteria):  # type: ignore[misc]
@@ -112,51 +95,49 @@ class _Times(StoppingCriteria):  # type: ignore[misc]
 class _Writer:
     """A loaded model that writes on from prompts, by greedy decoding."""
 
-    def __init__(self, spec: TrialSpec, generation: GenerationSpec, reporter: Reporter) -> None:
+    def __init__(
+        self, spec: TrialSpec, generation: GenerationSpec, arguments: dict[str, Any], reporter: Reporter
+    ) -> None:
         self._spec, self._generation, self.reporter = spec, generation, reporter
         self.new_tokens = generation.new_tokens
-        self._rank = dist.get_rank()
-        _limit_others(spec)
+        # Of a rank that is alone; the gauge limits its first GPU only.
+        self.other_devices = range(1, torch.cuda.device_count() if spec.device == "cuda" else 0)
+        for device in self.other_devices:
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit / total), device)
+        if "quantization_config" in arguments:
+            unhide("bitsandbytes")
         auto = auto_class(model_config(spec.model_config_json), spec.task)
         self.model_class = auto.__name__
-        self._model = self._loaded(auto, dict(generation.load or {}))
-        self._model.eval()
-        places = {str(place) for place in getattr(self._model, "hf_device_map", {}).values()}
-        if spec.device == "cuda" and places & {"cpu", "disk"}:
-            raise OverLimitError("the layers do not fit on the GPUs, and some would be kept on the host")
-
-    def _loaded(self, auto: Any, arguments: dict[str, Any]) -> Any:
-        spec, generation = self._spec, self._generation
-        if generation.quantise is not None:
-            unhide("bitsandbytes")
-            arguments["quantization_config"] = BitsAndBytesConfig(**generation.quantise)
         # While this object exists, transformers divides what it loads, as in the Trainer.
         self._divides = HfDeepSpeedConfig(spec.deepspeed) if spec.zero_stage == 3 else None
-        model = auto.from_pretrained(generation.weights, local_files_only=True, **arguments)
-        if self._divides is None:
-            return model
-        import deepspeed
+        self._model = auto.from_pretrained(generation.weights, local_files_only=True, **arguments).eval()
+        if spec.device == "cuda" and {"cpu", "disk"} & set(
+            map(str, getattr(self._model, "hf_device_map", {}).values())
+        ):
+            raise OverLimitError("the layers do not fit on the GPUs, and some would be kept on the host")
+        if self._divides is not None:
+            import deepspeed
 
-        return deepspeed.initialize(model=model, config=spec.deepspeed)[0].module
+            self._model = deepspeed.initialize(model=self._model, config=spec.deepspeed)[0].module
 
-    def prompts_of(self, batch: int) -> _Prompts:
-        """This rank's of `batch` prompts, each of which is the same in every batch. None is without one: all ranks of
-        stage 3 compute together."""
-        ranks = dist.get_world_size() if self._generation.own_prompts else 1
+    def prompts_of(self, batch: int) -> tuple[torch.Tensor, int]:
+        """This rank's of `batch` prompts, each of which is the same in every batch; and how many no other rank has.
+
+        No rank is without one: all ranks of stage 3 compute together.
+        """
+        rank, ranks = dist.get_rank(), dist.get_world_size() if self._generation.own_prompts else 1
         count = -(-batch // ranks)
-        first = count * self._rank if self._generation.own_prompts else 0
-        own = max(0, min(count, batch - first))
-        if not self._generation.own_prompts and self._rank > 0:
-            own = 0
+        first = count * rank
         words = self._model.config.get_text_config().vocab_size
         rows = [self._prompt((first + place) % batch, words) for place in range(count)]
-        return _Prompts(torch.stack(rows).to(self._spec.device), own)
+        return torch.stack(rows).to(self._spec.device), max(0, min(count, batch - first))
 
     def _prompt(self, number: int, words: int) -> torch.Tensor:
-        seed = torch.Generator().manual_seed(1000 * self._spec.seed + number)
+        seed = torch.Generator().manual_seed(number)
         return torch.randint(_FIRST_WORD, words, (self._generation.prompt_len,), generator=seed)
 
-    def write(self, ids: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, float, float]:
+    def write(self, ids: torch.Tensor, new_tokens: int) -> tuple[Any, float, float]:
         """The new tokens, and the seconds until the first one and from there on."""
         synchronize(self._spec.device)
         times = _Times(self._spec.device, self.reporter)
@@ -176,18 +157,6 @@ class _Writer:
         return made[:, -new_tokens:], times.at[1] - times.at[0], times.at[-1] - times.at[1]
 
     def slowest(self, seconds: list[float]) -> list[float]:
-        times = torch.tensor(seconds, device=self._spec.device, dtype=torch.float64)
+        times = torch.tensor(seconds, device=self._spec.device)
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
         return [float(each) for each in times]
-
-    def other_devices(self) -> list[int]:
-        """The most that torch reserved on the further GPUs of a rank that lays layers over several."""
-        others = range(1, torch.cuda.device_count()) if self._spec.device == "cuda" else ()
-        return [torch.cuda.max_memory_reserved(device) for device in others]
-
-
-def _limit_others(spec: TrialSpec) -> None:
-    """The gauge limits a rank's first GPU only."""
-    for device in range(1, torch.cuda.device_count()) if spec.device == "cuda" else ():
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, spec.memory_limit / total), device)

@@ -2,119 +2,64 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ladder.backends.registry import REFERENCE
 from ladder.candidates import Engine
-from ladder.emit.files import keep_others, write_atomically, write_files
+from ladder.emit.files import keep_others, write_files
 from ladder.emit.generation import GenerationAnswer, generation_files
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
-from ladder.events.as_json import NotReadError, from_plain
+from ladder.events.as_json import from_plain
+from ladder.events.protocol import TrialSpec
 from ladder.generating.memory import predicted
-from ladder.generating.search import (
-    Tried,
-    best,
-    generates_something_else,
-    next_way,
-    proof_of,
-    reference_of,
-    require_weights_written,
-    share_that_differs,
-)
-from ladder.generating.ways import BATCHES, WAYS, Generation, Way, sorted_out
+from ladder.generating.search import Tried, best, generates_something_else, next_way, reference_of
+from ladder.generating.ways import GENERATE, WAYS, WAYS_BY_NAME, Generation, Way, batches_of, sorted_out
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.environment import ranks_in
-from ladder.machine.host import environment_of_a_cpu_rank
 from ladder.machine.interpreter import version_of
 from ladder.machine.lease import Leases
-from ladder.runs.history import make_private
+from ladder.machine.versions import versions_of_ranks
+from ladder.runs.history import History
 from ladder.text import digest_of, shown
 from ladder.tuning.declaring import checked
 from ladder.tuning.generation_options import NEW_TOKENS, PROMPT_LEN, require_effective
-from ladder.tuning.generation_trials import (
-    Wanted,
-    deepspeed_of,
-    is_broken,
-    key_of,
-    load_arguments,
-    results_of,
-    spec_of,
-    spec_that_writes,
-)
+from ladder.tuning.generation_trials import results_of, spec_of
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_text
-from ladder.tuning.options import TuneOptions, WorkloadOptions
+from ladder.tuning.options import TuneOptions
 from ladder.tuning.outputs import read_files, require_writable
+from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.planning import machine_named, machine_on_paper
 from ladder.tuning.precision import dtype_of, major_capability
 from ladder.tuning.prepared import slug
 from ladder.tuning.problem import run_fingerprint
 from ladder.tuning.trial_request import trial_deadlines
 from ladder.tuning.tune_events import Note, Subscriber, hearing, ignore, noting
-from ladder.tuning.venue import OpenVenue, ThisHost, is_on_nodes
-from ladder.tuning.versions import package_versions
-from ladder.units import format_bytes, parameters_in_words
+from ladder.tuning.venue import OpenVenue, ThisHost
+from ladder.units import format_bytes
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
-STATE = "generation.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """What a tune of generation returns."""
+    """What a tune of generation returns; `answer` is None if it was interrupted before it had one."""
 
     answer: GenerationAnswer | None
-    """None if it was interrupted before it had one."""
-    tried: tuple[Tried, ...]
     left_out: dict[str, str]
     """By way: why it was not tried."""
-    files: list[Path]
-    kept: list[Path]
+    files: Sequence[Path] = ()
+    kept: Sequence[Path] = ()
+    """Copies of what another tune had written in the places of `files`."""
     run_dir: Path
-
-
-def generation_of(options: Any, machine: Machine, note: Callable[[str], None], *, has_nvme: bool) -> Generation:
-    """What `options`, of a tune or a plan, ask to generate on `machine`. UsageError for what cannot be."""
-    shape = resolve_model(options.model, count=counting(note))
-    if shape.note:
-        note(shape.note)
-    capability = major_capability(machine) if machine.gpus else None
-    prompt_len, new_tokens = options.prompt_len or PROMPT_LEN, options.new_tokens or NEW_TOKENS
-    workload = Workload(
-        model=shape,
-        task=shape.task,
-        seq_len=prompt_len + new_tokens,
-        global_batch_size=1,
-        dtype=dtype_of(options.dtype, machine.gpu_name, note, capability),
-    )
-    if shape.made_for is not None and workload.seq_len > shape.made_for:
-        note(f"{workload.seq_len:,} tokens are more than the {shape.made_for:,} that the model was made for.")
-    missing = [name for name in ("bitsandbytes", "deepspeed") if not version_of(name)]
-    return Generation(
-        workload=workload,
-        prompt_len=prompt_len,
-        new_tokens=new_tokens,
-        batches=tuple(sorted(set(options.batches))) or BATCHES,
-        asks_batches=bool(options.batches),
-        asked=options.ways,
-        load_in=options.load_in,
-        allow=options.allow,
-        world_size=machine.world_size,
-        device=machine.device,
-        memory_limit=machine.memory_limit,
-        host_memory=machine.host_memory,
-        has_nvme=has_nvme,
-        missing={name: f"{name} is not installed; `pip install {name}`" for name in missing},
-    )
 
 
 def run_generation(
@@ -124,72 +69,82 @@ def run_generation(
     options = checked(options)
     require_effective(options)
     require_text(options)
-    if options.launcher != "local" or options.machine is not None or is_on_nodes(options):
-        raise UsageError("Generating is tuned on this host only; leave --launcher and --machine out.")
+    if options.machine is not None:
+        raise UsageError(f"--task {GENERATE} is tuned on this host; leave --machine out, or use `ladder plan`.")
     output = Path("best_generation.json") if options.output == TuneOptions.output else options.output
     with (
         ranks_in(options.python),
         Leases(wait=options.wait, note=noting(tell), cancelled=cancelled) as leases,
         closing(ThisHost(options, leases, tell, cancelled)) as venue,
     ):
-        machine = venue.machine()
-        problem = generation_of(options, machine, noting(tell), has_nvme=options.nvme_path is not None)
-        possible, unsupported = sorted_out(problem)
-        require_writable(output, read_files(options, problem.model))
-        own = _own_weights(options, problem)
-        fingerprint, run_dir = _place(options, problem, machine, own)
+        problem = _generation_of(options, venue.machine(), noting(tell))
+        workload, machine = problem.workload, problem.machine
+        possible, left_out = sorted_out(problem)
+        require_writable(output, read_files(options, workload.model))
+        folder = Path(options.model).resolve() if workload.model.source == "folder" else None
+        weights = [path for each in _WEIGHTS for path in sorted(folder.glob(each))] if folder is not None else []
+        fingerprint, facts = _fingerprint(problem, weights)
+        run_dir = options.run_dir or Path("ladder-runs") / f"{slug(workload.model.name)}-{GENERATE}-{fingerprint}"
         leases.name_run(run_dir)
-        with _locked(run_dir), venue.opened(machine, problem.workload, [], run_dir) as opened:
-            tell(Note(_introduction(problem, machine)))
-            tune = _Tune(problem, opened, run_dir, fingerprint, own, unsupported, tell, cancelled)
-            try:
-                answer = tune.run(possible)
-            finally:
-                tune.close()
-        return _delivered(tune, answer, options, machine, output)
+        with History(run_dir, fingerprint, facts) as history, venue.opened(machine, workload, [], run_dir) as place:
+            tune = _Tune(problem, place, history, folder if weights else None, left_out, tell, cancelled)
+            with closing(tune):
+                proof = tune.run(possible)
+        found = Generated(answer=None, left_out=left_out, run_dir=run_dir)
+        if proof is None:
+            return found
+        model = options.model if folder is None else str(folder)
+        answer = GenerationAnswer(problem=problem, proof=proof, model=model, tried=tune.tried, left_out=left_out)
+        texts = generation_files(answer, output)
+        kept = keep_others(texts, run_dir / "written.json")
+        return replace(found, answer=answer, files=write_files(texts), kept=kept)
 
 
-def _own_weights(options: WorkloadOptions, problem: Generation) -> Path | None:
-    """The folder of the model, if it has weights: trials load these, and random ones otherwise."""
-    folder = Path(options.model)
-    is_folder = problem.model.source == "folder"
-    return folder.resolve() if is_folder and any(next(folder.glob(each), None) for each in _WEIGHTS) else None
+def plan_of_generation(options: PlanOptions, note: Callable[[str], None]) -> tuple[Generation, list[dict[str, Any]]]:
+    """What is generated, and for each way its memory with the smallest batch, and whether it fits."""
+    require_effective(options)
+    with ranks_in(options.python, must_train=False):
+        simulated = machine_named(options.machine, options.gpus, options.gpu_memory)
+        machine = machine_on_paper(options, simulated, options.gpus or (simulated.num_gpus if simulated else 1))
+        if simulated is None or simulated.nvme_space > 0:
+            machine = replace(machine, nvme_path=Path("drive"))
+        problem = _generation_of(options, machine, note)
+    rows, (_, reasons) = [], sorted_out(problem)
+    for way in (each for each in WAYS if not problem.asked or each.name in problem.asked):
+        memory, why = predicted(way, problem, min(problem.batches, default=1)), reasons.get(way.name, "")
+        fits = memory.device <= machine.memory_limit and memory.host <= machine.host_memory
+        rows.append({"way": way.name, "fits": "–" if why else "yes" if fits else "no", "why": why, **memory.plain()})
+    return problem, rows
 
 
-def _place(options: TuneOptions, problem: Generation, machine: Machine, own: Path | None) -> tuple[str, Path]:
-    """The fingerprint of what is tuned, and its run folder."""
-    known, _ = run_fingerprint(problem.workload, machine, package_versions(("bitsandbytes",)))
-    files = sorted(path for each in _WEIGHTS for path in own.glob(each)) if own is not None else []
-    weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-    facts = [known, problem.prompt_len, problem.new_tokens, problem.batches, problem.load_in, str(own), weights]
-    fingerprint = digest_of(facts, 12)
-    name = f"{slug(problem.model.name)}-generate-{fingerprint}"
-    return fingerprint, options.run_dir or Path("ladder-runs") / name
-
-
-@contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Within it, no other tune uses the run folder."""
-    make_private(run_dir)
-    descriptor = os.open(run_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise EnvironmentFaultError(
-            f"Another tune is using {shown(run_dir)}; wait for it or choose another --run-dir."
-        ) from None
-    finally:
-        os.close(descriptor)
-
-
-def _introduction(problem: Generation, machine: Machine) -> str:
-    ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
-    return (
-        f"{shown(problem.model.name)} ({parameters_in_words(problem.model.num_parameters)}) on {ranks}, "
-        f"{format_bytes(problem.memory_limit)} each; {problem.workload.dtype}, prompts of {problem.prompt_len} tokens, "
-        f"{problem.new_tokens} new ones."
+def _generation_of(options: TuneOptions | PlanOptions, machine: Machine, note: Callable[[str], None]) -> Generation:
+    shape = resolve_model(options.model, count=counting(note))
+    if shape.note:
+        note(shape.note)
+    prompt_len, new_tokens = options.prompt_len or PROMPT_LEN, options.new_tokens or NEW_TOKENS
+    length, capability = prompt_len + new_tokens, major_capability(machine) if machine.gpus else None
+    if shape.made_for is not None and length > shape.made_for:
+        note(f"{length:,} tokens are more than the {shape.made_for:,} that the model was made for.")
+    dtype = dtype_of(options.dtype, machine.gpu_name, note, capability)
+    return Generation(
+        workload=Workload(model=shape, task=shape.task, seq_len=length, global_batch_size=1, dtype=dtype),
+        machine=machine,
+        versions=versions_of_ranks() | {"bitsandbytes": version_of("bitsandbytes")},
+        prompt_len=prompt_len,
+        new_tokens=new_tokens,
+        batches=tuple(sorted(set(options.batches))),
+        asked=options.ways,
+        load_in=options.load_in,
+        allow=options.allow,
     )
+
+
+def _fingerprint(problem: Generation, weights: Sequence[Path]) -> tuple[str, dict[str, Any]]:
+    _, facts = run_fingerprint(problem.workload, problem.machine, dict(problem.versions))
+    facts |= {"prompt": problem.prompt_len, "new tokens": problem.new_tokens, "batches": list(problem.batches)}
+    facts["weights"] = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in weights]
+    facts["held in"] = problem.load_in
+    return digest_of(facts, 12), facts
 
 
 class _Tune:
@@ -199,205 +154,103 @@ class _Tune:
         self,
         problem: Generation,
         place: OpenVenue,
-        run_dir: Path,
-        fingerprint: str,
+        history: History,
         own: Path | None,
         left_out: dict[str, str],
         tell: Subscriber,
         cancelled: Callable[[], bool],
     ) -> None:
-        self.problem, self.run_dir, self.left_out = problem, run_dir, dict(left_out)
-        self._machine, self._operators, self._launcher = place.machine, place.operators, place.launcher
-        self._swap_prefix, self._fingerprint, self._own = place.swap_prefix, fingerprint, own
+        """`own` is the model's folder, if it has weights: trials load these, and random ones otherwise."""
+        self._problem, self._place, self._history, self._own = problem, place, history, own
+        self._written, self._left_out = history.folder.resolve() / "weights", left_out
         self._tell, self._cancelled = tell, cancelled
-        self._written: Path | None = None
-        self.tried = self._known()
+        self.close()  # a killed tune may have left a part of them
+        self.tried = [from_plain(Tried, each) for each in history.tried]
 
-    def run(self, possible: list[Way]) -> Tried | None:
-        """Try the ways, then prove the fastest; the proof, or None if it was interrupted. NothingFitsError if no way
-        fits."""
+    def run(self, possible: Sequence[Way]) -> Tried | None:
+        """Try the ways and prove the fastest: the proof, or None if interrupted. NothingFitsError if no way fits."""
         while not self._cancelled():
-            way, left_out = next_way(possible, self.problem, self.tried)
-            if way is None:
-                self.left_out |= left_out
-                break
-            self._try(way, self._batches(way), proof=False)
-            possible = [each for each in possible if each.name not in self.left_out]
-        while not self._cancelled():
-            answer = best(self.tried, self.problem)
+            left = [way for way in possible if way.name not in self._left_out]
+            way, left_out = next_way(left, self._problem, self.tried)
+            if way is not None:
+                self._try(way, batches_of(way, self._problem), proof=False)
+                continue
+            self._left_out |= left_out
+            answer = best(self.tried, self._problem.new_tokens)
             if answer is None:
                 raise NothingFitsError(self._why_none())
-            proof = proof_of(self.tried, answer)
-            if proof is not None:
-                return proof
-            way = next(each for each in WAYS if each.name == answer.way)
-            self._try(way, (answer.batch,), proof=True)
+            for each in self.tried:
+                if each.proof and (each.way, each.batch) == (answer.way, answer.batch):
+                    return each
+            self._try(WAYS_BY_NAME[answer.way], (answer.batch,), proof=True)
         return None
 
     def close(self) -> None:
         """Remove random weights; the folder of the model's own stays as it is."""
-        if self._written is not None:
-            shutil.rmtree(self._written, ignore_errors=True)
-
-    def _batches(self, way: Way) -> tuple[int, ...]:
-        """Those in which each copy has a prompt: with fewer, one device alone is as fast."""
-        copies = way.processes(self.problem.world_size) if way.own_prompts and way.rung is None else 1
-        return tuple(batch for batch in self.problem.batches if batch >= copies)
+        shutil.rmtree(self._written, ignore_errors=True)
 
     def _try(self, way: Way, batches: tuple[int, ...], *, proof: bool) -> None:
-        if way.rung is not None and self._operators is not None:
+        place, said = self._place, f"{'proof of ' if proof else ''}{way.name}, {way.title}"
+        if way.rung is not None and place.operators is not None:
             try:
-                self._operators.need(way.rung)
+                place.operators.need(way.rung)
             except OperatorMissingError as missing:
-                self.left_out[way.name] = str(missing)
+                self._left_out[way.name] = str(missing)
                 return
-        weights = self._weights(way)
+        weights = self._own or self._random_weights()
         if self._cancelled():
             return
-        name, folder = self._next()
-        swap = self._machine.nvme_path / f"{self._swap_prefix}-{name}" if self._machine.nvme_path else None
-        wanted = Wanted(way=way, batches=batches, name=name, folder=folder, swap=swap, proof=proof)
-        self._tell(Note(f"trial {name}: {'proof of ' if proof else ''}{way.name}, {way.title}"))
-        results = self._run(spec_of(wanted, self.problem, self._machine, weights), way)
-        if proof:
-            results = [self._compared(each, way) for each in results]
-        for each in results:
-            self._tell(Note(f"  {key_of(way, each.batch):<28} {self._said(each)}"))
-        self.tried += results
-        self._keep()
+        (_, folder), drive = self._history.next_trial(), place.machine.nvme_path
+        swap = drive / f"{place.swap_prefix}-{folder.name}" if drive is not None else None
+        spec = spec_of(way, batches, self._problem, folder, weights, swap=swap, proof=proof)
+        results = self._run(spec, way, said)
+        if not results and not self._cancelled():
+            raise EnvironmentFaultError(f"Trial {spec.trial} ended without a result; see {spec.folder}.")
+        self.tried += [self._compared(each, way) if proof else each for each in results]
+        for each in self.tried[len(self.tried) - len(results) :]:
+            how = f"{each.kind}: {each.sentence}"
+            if each.seen is not None:
+                speed, held = each.tokens_per_second(self._problem.new_tokens), max(each.seen.peak_devices)
+                how = f"{speed:>10,.1f} tokens/s {format_bytes(held):>10}"
+            self._tell(Note(f"  {way.name} batch={each.batch:<4} {how}"))
+        self._history.note_tried([asdict(each) for each in self.tried])
 
-    def _run(self, spec: Any, way: Way) -> list[Tried]:
-        deadlines = trial_deadlines(self.problem.workload, Engine(way.rung or WAYS[-3].rung))  # type: ignore[arg-type]
-        run = self._launcher.run(spec, deadlines, hearing(self._tell))
-        if is_broken(run):
-            why = run.stop.sentence if run.stop is not None else "no rank reported anything"
-            raise EnvironmentFaultError(f"Trial {spec.trial} ended without a result: {why}; see {spec.folder}.")
-        return [each for each in results_of(run, way) if each.kind != "cancelled"]
+    def _run(self, spec: TrialSpec, way: Way | None, said: str) -> list[Tried]:
+        self._tell(Note(f"trial {spec.trial}: {said}"))
+        rung = way.rung if way is not None and way.rung is not None else REFERENCE.rung
+        run = self._place.launcher.run(spec, trial_deadlines(self._problem.workload, Engine(rung)), hearing(self._tell))
+        return [each for each in results_of(run, way.name if way else "") if each.kind != "cancelled"]
 
-    def _weights(self, way: Way) -> Path:
-        """The folder that trials load: the model's own, or one of random weights, written when first needed."""
-        if self._own is not None or self._written is not None:
-            return self._own or self._written  # type: ignore[return-value]
-        folder = self.run_dir / "weights"
-        shutil.rmtree(folder, ignore_errors=True)
-        needed = int(self.problem.workload.width * self.problem.model.num_parameters)
-        free = shutil.disk_usage(self.run_dir).free
+    def _random_weights(self) -> Path:
+        """The folder of random weights, written when first needed."""
+        if self._written.exists():
+            return self._written
+        needed = int(self._problem.workload.width * self._problem.workload.model.num_parameters)
+        free = shutil.disk_usage(self._history.folder).free
         if needed > free:
             raise EnvironmentFaultError(
-                f"Random weights for the trials take {format_bytes(needed)}, and {shown(self.run_dir)} has "
+                f"Random weights for the trials take {format_bytes(needed)}, and {shown(self._history.folder)} has "
                 f"{format_bytes(free)}; name a --run-dir elsewhere, or a folder that has the model's weights."
             )
-        self._written = folder.resolve()
-        name, place = self._next()
-        self._tell(Note(f"trial {name}: writes random weights, {format_bytes(needed)}, which every way loads"))
-        failed = self._run(spec_that_writes(name, place, way, self.problem, self._machine, self._written), way)
-        require_weights_written(failed[0] if failed else None)
+        spec = spec_of(None, (1,), self._problem, self._history.next_trial()[1], self._written)
+        for failed in self._run(spec, None, f"writes random weights, {format_bytes(needed)}, which every way loads"):
+            raise EnvironmentFaultError(
+                f"Random weights could not be written ({failed.sentence}); name a folder that has the model's weights."
+            )
         return self._written
-
-    def _next(self) -> tuple[str, Path]:
-        trials = self.run_dir / "trials"
-        trials.mkdir(exist_ok=True)
-        name = f"{max((int(each.name) for each in trials.iterdir() if each.name.isdigit()), default=0) + 1:04d}"
-        return name, trials / name
 
     def _compared(self, proof: Tried, way: Way) -> Tried:
         """A proof that generates something else has failed."""
-        reference = reference_of(self.tried, proof)
-        known = next((each for each in self.tried if self._is_of(each, reference)), None)
-        if proof.figures is None or known is None or known.figures is None or not way.is_exact:
+        if proof.seen is None or way.load_in is not None:
             return proof
-        if not generates_something_else(proof.figures.tokens, known.figures.tokens):
-            return proof
-        sentence = f"it generates other tokens than {reference.way}"
-        return replace(proof, kind="crash", sentence=sentence, figures=None)
-
-    @staticmethod
-    def _is_of(each: Tried, reference: Tried) -> bool:
-        return not each.proof and (each.way, each.batch) == (reference.way, reference.batch)
-
-    def differing(self, proof: Tried) -> tuple[str, float]:
-        """The way whose tokens the proof's are compared with, and the share that differs."""
         reference = reference_of(self.tried, proof)
-        known = next(each for each in self.tried if self._is_of(each, reference))
-        assert proof.figures is not None
-        assert known.figures is not None
-        return reference.way, share_that_differs(proof.figures.tokens, known.figures.tokens)
-
-    def _said(self, each: Tried) -> str:
-        if each.figures is None:
-            return f"{each.kind}: {each.sentence}"
-        speed = each.tokens_per_second(self.problem.new_tokens)
-        return f"{speed:>10,.1f} tokens/s {format_bytes(max(each.figures.devices)):>10}"
+        if not generates_something_else(proof.seen.tokens, reference.figures.tokens):
+            return proof
+        return replace(proof, kind="crash", sentence=f"it generates other tokens than {reference.way}", seen=None)
 
     def _why_none(self) -> str:
-        ends = {each.way: f"{each.way}: {each.sentence}" for each in reversed(self.tried) if each.kind != "fits"}
-        said = "; ".join([*ends.values(), *(f"{name}: {why}" for name, why in self.left_out.items())])
-        least = min(predicted(way, self.problem, 1).device for way in WAYS if way.is_exact)
-        return (
-            f"No way holds {shown(self.problem.model.name)} ({said}). The least that any is predicted to need is "
-            f"{format_bytes(least)} on each device."
-        )
-
-    def _known(self) -> list[Tried]:
-        """What an earlier start of the same tune tried. UsageError for the folder of another one."""
-        try:
-            found = json.loads((self.run_dir / STATE).read_bytes())
-            if found["fingerprint"] == self._fingerprint:
-                return [from_plain(Tried, each) for each in found["tried"]]
-        except FileNotFoundError:
-            if not (self.run_dir / "journal.log").exists():
-                return []
-        except (ValueError, KeyError, TypeError, NotReadError):
-            pass
-        raise UsageError(f"{shown(self.run_dir)} holds the history of another tune; choose another --run-dir.")
-
-    def _keep(self) -> None:
-        found = {"fingerprint": self._fingerprint, "tried": [asdict(each) for each in self.tried]}
-        write_atomically(self.run_dir / STATE, json.dumps(found))
-
-
-def _delivered(tune: _Tune, proof: Tried | None, options: TuneOptions, machine: Machine, output: Path) -> Generated:
-    """Write the answer's files."""
-    if proof is None:
-        return Generated(
-            answer=None, tried=tuple(tune.tried), left_out=tune.left_out, files=[], kept=[], run_dir=tune.run_dir
-        )
-    problem = tune.problem
-    way = next(each for each in WAYS if each.name == proof.way)
-    load, quantise = load_arguments(way, problem)
-    reference, differing = tune.differing(proof)
-    is_path = problem.model.source in ("folder", "file")
-    answer = GenerationAnswer(
-        problem=problem,
-        way=way,
-        proof=proof,
-        model=str(Path(options.model).resolve()) if is_path else options.model,
-        from_pretrained=load,
-        quantisation=quantise,
-        deepspeed=deepspeed_of(way, problem, machine.nvme_path) or None,
-        environment=_environment(machine),
-        reference=reference,
-        differing=differing,
-        tried=tuple(tune.tried),
-        left_out=tune.left_out,
-        gpu_name=machine.gpu_name,
-        versions=package_versions(),
-    )
-    texts = generation_files(answer, output)
-    kept = keep_others(texts, tune.run_dir / "written.json")
-    return Generated(
-        answer=answer,
-        tried=answer.tried if isinstance(answer.tried, tuple) else tuple(answer.tried),
-        left_out=tune.left_out,
-        files=write_files(texts),
-        kept=kept,
-        run_dir=tune.run_dir,
-    )
-
-
-def _environment(machine: Machine) -> dict[str, str]:
-    """What a script needs to run as the trials did."""
-    shared = {"OMP_NUM_THREADS": str(machine.host_threads), "DS_ACCELERATOR": machine.device}
-    if machine.device == "cuda":
-        return shared | machine.allocator
-    return shared | {"CUDA_VISIBLE_DEVICES": "", **environment_of_a_cpu_rank(os.environ)}
+        ends = {each.way: each.sentence for each in self.tried if each.kind != "fits"} | self._left_out
+        least = min(predicted(way, self._problem, 1).device for way in WAYS if way.load_in is None)
+        said = "; ".join(f"{name}: {why}" for name, why in ends.items())
+        name = shown(self._problem.workload.model.name)
+        return f"No way holds {name} ({said}). The least that any is predicted to need is {format_bytes(least)}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from ladder.errors import UsageError
@@ -13,11 +13,9 @@ from ladder.tuning.option_kinds import whole
 GENERATION = "Generating (--task generate)"
 PROMPT_LEN, NEW_TOKENS = 512, 128
 """Chosen: a page of text, and a paragraph of answer."""
-_HEEDED = frozenset(
-    {"model", "task", "dtype", "python", "load_in", "allow", "gpus", "gpu_memory", "host_memory", "nvme_path", "wait"}
-    | {"cold", "run_dir", "output", "prompt_len", "new_tokens", "batches", "ways", "machine", "launcher"}
-)
-"""The options of tune and plan that have an effect on generating. A launcher or machine of paper is refused by name."""
+_SHARED = frozenset({"model", "task", "dtype", "python", "load_in", "allow", "gpus", "gpu_memory", "host_memory"})
+_HEEDED = _SHARED | {"nvme_path", "wait", "cold", "run_dir", "output", "machine"}
+"""Options of tune and plan that have an effect on generating."""
 
 
 def _names() -> list[str]:
@@ -35,11 +33,11 @@ class GenerationOptions:
     batches: Annotated[
         tuple[int, ...],
         Option(
-            f"Generate for this many prompts at once; may be given several times. [default: doubled up to "
-            f"{BATCHES[-1]} as long as it is faster]",
+            "Generate for this many prompts at once; may be given several times.",
             GENERATION,
             whole(1),
             flag="--batch",
+            unset=f"doubled up to {BATCHES[-1]} as long as it is faster",
         ),
     ] = ()
     ways: Annotated[
@@ -54,15 +52,13 @@ class GenerationOptions:
     ] = ()
 
 
-_OWN = ("prompt_len", "new_tokens", "batches", "ways")
+_OWN = [field.name for field in fields(GenerationOptions)]
 
 
 def require_training(options: Any) -> None:
     """UsageError where training is meant, for the task of generating and for its options."""
     if options.task == GENERATE:
-        raise UsageError(
-            f"--task {GENERATE} trains nothing; `ladder tune MODEL --task {GENERATE}` and `ladder plan` take it."
-        )
+        raise UsageError(f"--task {GENERATE} trains nothing; only `ladder tune` and `ladder plan` take it, of a MODEL.")
     known = declared(type(options))
     for name in _OWN:
         if name in known and getattr(options, name):
@@ -71,12 +67,9 @@ def require_training(options: Any) -> None:
 
 def require_effective(options: Any) -> None:
     """UsageError for an option that would have no effect on generating: nothing is silently ignored."""
-    if options.script:
-        raise UsageError(f"A script that generates cannot be tuned yet; name its MODEL with --task {GENERATE}.")
-    if not options.model:
-        raise UsageError(f"Name a MODEL, such as: ladder tune tiny-llama --task {GENERATE}.")
-    known, values = declared(type(options)), spread(options)
-    for name, each in known.items():
-        usual = () if each.several else each.default
-        if name not in _HEEDED and values[name] != usual:
+    if options.script or not options.model:
+        raise UsageError(f"Name a MODEL for --task {GENERATE}; a script that generates cannot be tuned yet.")
+    values = spread(options)
+    for name, each in declared(type(options)).items():
+        if name not in _HEEDED and name not in _OWN and values[name] != (() if each.several else each.default):
             raise UsageError(f"{each.flag} has no effect with --task {GENERATE}; leave it out.")

@@ -9,31 +9,41 @@ import pytest
 from helpers import bundled_workload
 
 from ladder.errors import UsageError
+from ladder.events.protocol import GeneratedEvent
 from ladder.generating.memory import cached_values, predicted, too_much
-from ladder.generating.search import Figures, Tried, best, generates_something_else, next_way, reference_of
-from ladder.generating.ways import WAYS, Generation, sorted_out, ways_named
+from ladder.generating.search import Tried, best, generates_something_else, next_way, reference_of
+from ladder.generating.ways import WAYS_BY_NAME, Generation, sorted_out, ways_named
+from ladder.machine.described import bare_machine
 from ladder.units import GIB
 
-BY_NAME = {way.name: way for way in WAYS}
-STAGE_3 = [way.name for way in WAYS if way.rung is not None]
+BY_NAME = WAYS_BY_NAME
+STAGE_3 = [way.name for way in BY_NAME.values() if way.rung is not None]
 
 
-def problem(model: str = "llama-2-7b", **changes: Any) -> Generation:
-    facts = {"prompt_len": 512, "new_tokens": 128, "world_size": 2, "device": "cuda", "memory_limit": 80 * GIB}
-    return Generation(workload=bundled_workload(model), **{**facts, "host_memory": 500 * GIB, **changes})
+INSTALLED = dict.fromkeys(("torch", "transformers", "deepspeed", "bitsandbytes"), "5.23")
+
+
+def problem(
+    model: str = "llama-2-7b", gpus: int = 2, memory: int = 80 * GIB, host: int = 500 * GIB, **more: Any
+) -> Any:
+    machine = bare_machine(gpus, memory, host_memory=host)
+    facts = {"prompt_len": 512, "new_tokens": 128, "versions": INSTALLED, **more}
+    return Generation(workload=bundled_workload(model), machine=machine, **facts)
 
 
 def tried(way: str, batch: int = 1, *, seconds: float = 1.0, kind: Any = "fits", **more: Any) -> Tried:
-    figures = Figures(
+    seen = GeneratedEvent(
+        t=0.0,
+        candidate="",
         load_seconds=1.0,
         prompt_seconds=0.1,
         new_seconds=seconds,
-        devices=(GIB,),
-        host=GIB,
-        tokens=((5, 6),) * batch,
+        peak_devices=[GIB],
+        peak_host=GIB,
+        tokens=[[5, 6]] * batch,
         model_class="Auto",
     )
-    return Tried(way=way, batch=batch, trial="0001", kind=kind, figures=figures if kind == "fits" else None, **more)
+    return Tried(way=way, batch=batch, trial="0001", kind=kind, seen=seen if kind == "fits" else None, **more)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +64,13 @@ def test_a_way_holds_its_part_of_the_weights_and_of_the_cache() -> None:
     one, copies, halves, stage_3, host = (
         predicted(BY_NAME[name], asked, 4) for name in ("one", "copies", "tp", STAGE_3[0], STAGE_3[1])
     )
-    assert one.weights == copies.weights == 2 * asked.model.num_parameters
+    assert one.weights == copies.weights == 2 * asked.workload.model.num_parameters
     assert halves.weights == stage_3.weights == one.weights // 2
     assert (copies.cache, halves.cache, stage_3.cache) == (one.cache // 2,) * 3
     assert (host.weights, host.host) == (0, one.weights)
-    assert stage_3.gathered == 2 * max(2 * asked.model.num_block_parameters, asked.model.largest_parameter)
+    assert stage_3.gathered == 2 * max(
+        2 * asked.workload.model.num_block_parameters, asked.workload.model.largest_parameter
+    )
     packed = predicted(BY_NAME["4bit"], asked, 4).weights
     assert 0.26 < packed / one.weights < 0.32  # embeddings and head stay in 16 bits
 
@@ -79,19 +91,18 @@ def test_weights_that_travel_get_no_trial_once_a_way_fits_whose_weights_stay() -
 
 
 def test_a_way_whose_weights_alone_are_too_much_gets_no_trial() -> None:
-    asked = problem(memory_limit=10 * GIB, host_memory=GIB)
+    asked = problem(memory=10 * GIB, host=GIB)
     assert "its weights alone are 12.55 GiB, and a device has 10.00 GiB" in too_much(BY_NAME["one"], asked)
     assert not too_much(BY_NAME["tp"], asked)
     assert "the host has 1.00 GiB" in too_much(BY_NAME[STAGE_3[1]], asked)
 
 
 def test_the_fastest_answers_unless_its_proof_failed_and_is_compared_with_another_exact_way() -> None:
-    asked = problem()
     done = [tried("one", 2), tried("4bit", 2, seconds=0.5), tried("copies", 4, seconds=0.9)]
-    answer = best(done, asked)
+    answer = best(done, 128)
     assert answer is done[2]
     assert reference_of(done, answer) is answer  # no other way generated as many at once
-    again = best([*done, tried("copies", 4, kind="crash", proof=True)], asked)
+    again = best([*done, tried("copies", 4, kind="crash", proof=True)], 128)
     assert again is done[1]
     assert reference_of(done, again) is done[0]
     assert generates_something_else([[1, 2], [3, 4]], [[9, 2], [8, 4]])
@@ -103,12 +114,12 @@ def test_the_fastest_answers_unless_its_proof_failed_and_is_compared_with_anothe
     [
         ({"model": "bert-base"}, "no head for generating"),
         ({"model": "opt-125m", "prompt_len": 2000}, "2048 positions"),
-        ({"asked": (STAGE_3[0],), "world_size": 1}, "stage 3 on one rank without offload divides nothing"),
-        ({"asked": (STAGE_3[1],), "load_in": "4bit"}, "cannot be divided or kept on the host"),
+        ({"asked": (STAGE_3[0],), "gpus": 1}, "stage 3 on one rank without offload divides nothing"),
+        ({"asked": (STAGE_3[1],), "load_in": "4bit"}, "cannot be divided or offloaded"),
         ({"asked": ("fast",)}, "choose from"),
-        ({"asked": ("tp",), "world_size": 3}, "cannot be divided over 3 ranks"),
-        ({"allow": ("fp8",)}, "8bit and 4bit"),
-        ({"load_in": "4bit", "missing": {"bitsandbytes": "bitsandbytes is not installed"}}, "No way is left"),
+        ({"asked": ("tp",), "gpus": 3}, "cannot be divided over 3 ranks"),
+        ({"allow": ("fp8",)}, "allow 8bit or 4bit"),
+        ({"load_in": "4bit", "versions": {**INSTALLED, "bitsandbytes": ""}}, "No way can be tried"),
     ],
 )
 def test_what_no_way_can_do_is_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
