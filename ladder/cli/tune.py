@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ladder.cli.declared import takes
-from ladder.errors import EXIT_FOUND, LadderError
+from ladder.errors import EXIT_FOUND, LadderError, UsageError
 from ladder.generating.ways import GENERATE
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT, OutputFormat, TrackerName, TuneOptions
@@ -65,9 +65,11 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
     from ladder.tuning.watch import watching
 
     if options.task == GENERATE:
+        if shown.web or logged.log_to is not None:
+            raise UsageError(f"--web and --log-to have no effect with --task {GENERATE}; leave them out.")
         from ladder.cli.generating import tune_generation
 
-        return tune_generation(options, logged, shown)
+        return tune_generation(options, shown)
     as_json = shown.output_format == "json"
     with interruptible() as interruption:
         try:

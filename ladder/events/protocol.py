@@ -84,7 +84,7 @@ class GenerationSpec:
     load: dict[str, Any] | None
     """The arguments of `from_pretrained`; None writes random weights into the folder, and generates nothing."""
     own_prompts: bool = False
-    """Each rank has a part of a candidate's prompts, of which the micro-batch says how many there are in all."""
+    """Each rank has a part of a candidate's prompts; its micro-batch is those of all ranks."""
     every_batch: bool = False
     """Larger batches follow also where they no longer pay."""
     prompt_len: int = 0
@@ -252,23 +252,21 @@ class MeasuredEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedEvent:
-    """The tokens of a batch of prompts are generated. Seconds are of the slowest rank."""
+    """A batch is generated. Seconds are of the slowest rank: until the first new token, and from there to the last."""
 
     kind: Literal["generated"] = "generated"
     t: float
     candidate: str
     load_seconds: float
     prompt_seconds: float
-    """Until the first new token."""
     new_seconds: float
-    """From there to the last one."""
     peak_devices: list[int]
     """By device of the rank."""
     peak_host: int
     tokens: list[list[int]]
     """The new ones of the rank's own prompts; on one rank, where all have the same."""
     model_class: str
-    """The class of transformers that loaded the model."""
+    """Of transformers, which loads the model."""
 
 
 @dataclass(frozen=True, kw_only=True)

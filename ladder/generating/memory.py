@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
 
 from ladder.generating.ways import Generation, Way
-from ladder.units import GIB, format_bytes, gib
+from ladder.units import GIB, format_bytes
 from ladder.workload.workload import ModelShape
 
 _OUTSIDE_ALONE, _OUTSIDE_OF_SEVERAL = 1.4 * GIB, 1.8 * GIB
@@ -15,9 +14,8 @@ _PACKED = {"8bit": 1.0, "4bit": 0.516}
 """Bytes of a weight. Derived: 64 weights of 4 bits share a scale of 8 bits, and 256 scales one of 32 bits."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes on the GPU that holds most, and on the host for all ranks together."""
+class Memory(NamedTuple):
+    """Bytes on the GPU that holds most; on the host, of all ranks together."""
 
     weights: int
     gathered: int
@@ -32,11 +30,7 @@ class Memory:
 
     @property
     def device(self) -> int:
-        return self.weights + self.gathered + self.cache + self.prompt + self.outside
-
-    def plain(self) -> dict[str, Any]:
-        """As values for JSON, in GiB."""
-        return {f"{part}_gib": gib(size) for part, size in (*asdict(self).items(), ("device", self.device))}
+        return sum(self) - self.host
 
 
 def predicted(way: Way, problem: Generation, batch: int) -> Memory:
@@ -92,9 +86,8 @@ def _values_of_a_token(model: ModelShape) -> int:
 
 def too_much(way: Way, problem: Generation) -> str:
     """Why `way` cannot fit, whatever else: its weights alone are more than there is. Empty if they are not."""
-    found = predicted(way, problem, 1)
-    limits = problem.machine.memory_limit, problem.machine.host_memory
-    for held, limit, place in zip((found.weights, found.host), limits, ("a device", "the host"), strict=True):
-        if held > limit:
-            return f"its weights alone are {format_bytes(held)}, and {place} has {format_bytes(limit)}"
-    return ""
+    found, machine = predicted(way, problem, 1), problem.machine
+    on_host = found.host > machine.host_memory
+    held, limit = (found.host, machine.host_memory) if on_host else (found.weights, machine.memory_limit)
+    where = "the host" if on_host else "a device"
+    return f"its weights alone are {format_bytes(held)}, and {where} has {format_bytes(limit)}" if held > limit else ""

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import GeneratedEvent, GenerationSpec, TrialSpec
@@ -17,7 +16,6 @@ from ladder.trial.model import DTYPES, build_model
 from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.preload import unhide
 from ladder.trial.reporter import Reporter, now
-from ladder.trial.subject import synchronize
 
 _ROUNDS, _SECONDS = 3, 2.0
 """A batch is generated so often, or for so long in all. Chosen: a single short round may be disturbed."""
@@ -79,17 +77,20 @@ def _measured(writer: _Writer, batch: int, load_seconds: float, gauge: Gauge) ->
     )
 
 
-class _Times(StoppingCriteria):  # type: ignore[misc]
-    """Notes when each new token is there, and reports it as progress; stops nothing."""
+class _Times:
+    """A streamer that notes when the prompt and each new token are there, and reports the latter as progress."""
 
-    def __init__(self, device: str, reporter: Reporter) -> None:
-        self._device, self._reporter, self.at = device, reporter, [time.perf_counter()]
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter, self.at = reporter, list[float]()
 
-    def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
-        synchronize(self._device)
+    def put(self, tokens: torch.Tensor) -> None:
+        """They are on the host, so the device has computed them."""
         self.at.append(time.perf_counter())
-        self._reporter.step(self.at[-1] - self.at[-2])
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        if len(self.at) > 1:
+            self._reporter.step(self.at[-1] - self.at[-2])
+
+    def end(self) -> None:
+        """Nothing is left to do."""
 
 
 class _Writer:
@@ -130,17 +131,14 @@ class _Writer:
         count = -(-batch // ranks)
         first = count * rank
         words = self._model.config.get_text_config().vocab_size
-        rows = [self._prompt((first + place) % batch, words) for place in range(count)]
+        seeds = [torch.Generator().manual_seed((first + place) % batch) for place in range(count)]
+        length = (self._generation.prompt_len,)
+        rows = [torch.randint(_FIRST_WORD, words, length, generator=seed) for seed in seeds]
         return torch.stack(rows).to(self._spec.device), max(0, min(count, batch - first))
-
-    def _prompt(self, number: int, words: int) -> torch.Tensor:
-        seed = torch.Generator().manual_seed(number)
-        return torch.randint(_FIRST_WORD, words, (self._generation.prompt_len,), generator=seed)
 
     def write(self, ids: torch.Tensor, new_tokens: int) -> tuple[Any, float, float]:
         """The new tokens, and the seconds until the first one and from there on."""
-        synchronize(self._spec.device)
-        times = _Times(self._spec.device, self.reporter)
+        times = _Times(self.reporter)
         with self.reporter.during("generation"):
             made = self._model.generate(
                 ids,
@@ -152,7 +150,7 @@ class _Writer:
                 use_cache=True,  # the configuration of a training may say otherwise
                 pad_token_id=0,
                 synced_gpus=self._divides is not None,
-                stopping_criteria=StoppingCriteriaList([times]),
+                streamer=times,
             )
         return made[:, -new_tokens:], times.at[1] - times.at[0], times.at[-1] - times.at[1]
 

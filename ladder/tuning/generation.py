@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.registry import REFERENCE
-from ladder.candidates import Engine
 from ladder.emit.files import keep_others, write_files
 from ladder.emit.generation import GenerationAnswer, generation_files
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
@@ -29,7 +27,7 @@ from ladder.runs.history import History
 from ladder.text import digest_of, shown
 from ladder.tuning.declaring import checked
 from ladder.tuning.generation_options import NEW_TOKENS, PROMPT_LEN, require_effective
-from ladder.tuning.generation_trials import results_of, spec_of
+from ladder.tuning.generation_trials import engine_of, results_of, spec_of
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.option_checks import require_text
 from ladder.tuning.options import TuneOptions
@@ -42,7 +40,7 @@ from ladder.tuning.problem import run_fingerprint
 from ladder.tuning.trial_request import trial_deadlines
 from ladder.tuning.tune_events import Note, Subscriber, hearing, ignore, noting
 from ladder.tuning.venue import OpenVenue, ThisHost
-from ladder.units import format_bytes
+from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model
 from ladder.workload.workload import Workload
 
@@ -113,7 +111,8 @@ def plan_of_generation(options: PlanOptions, note: Callable[[str], None]) -> tup
     for way in (each for each in WAYS if not problem.asked or each.name in problem.asked):
         memory, why = predicted(way, problem, min(problem.batches, default=1)), reasons.get(way.name, "")
         fits = memory.device <= machine.memory_limit and memory.host <= machine.host_memory
-        rows.append({"way": way.name, "fits": "–" if why else "yes" if fits else "no", "why": why, **memory.plain()})
+        sizes = {f"{part}_gib": gib(size) for part, size in (memory._asdict() | {"device": memory.device}).items()}
+        rows.append({"way": way.name, "fits": "–" if why else "yes" if fits else "no", "why": why, **sizes})
     return problem, rows
 
 
@@ -217,23 +216,16 @@ class _Tune:
 
     def _run(self, spec: TrialSpec, way: Way | None, said: str) -> list[Tried]:
         self._tell(Note(f"trial {spec.trial}: {said}"))
-        rung = way.rung if way is not None and way.rung is not None else REFERENCE.rung
-        run = self._place.launcher.run(spec, trial_deadlines(self._problem.workload, Engine(rung)), hearing(self._tell))
+        deadlines = trial_deadlines(self._problem.workload, engine_of(way))
+        run = self._place.launcher.run(spec, deadlines, hearing(self._tell))
         return [each for each in results_of(run, way.name if way else "") if each.kind != "cancelled"]
 
     def _random_weights(self) -> Path:
         """The folder of random weights, written when first needed."""
         if self._written.exists():
             return self._written
-        needed = int(self._problem.workload.width * self._problem.workload.model.num_parameters)
-        free = shutil.disk_usage(self._history.folder).free
-        if needed > free:
-            raise EnvironmentFaultError(
-                f"Random weights for the trials take {format_bytes(needed)}, and {shown(self._history.folder)} has "
-                f"{format_bytes(free)}; name a --run-dir elsewhere, or a folder that has the model's weights."
-            )
         spec = spec_of(None, (1,), self._problem, self._history.next_trial()[1], self._written)
-        for failed in self._run(spec, None, f"writes random weights, {format_bytes(needed)}, which every way loads"):
+        for failed in self._run(spec, None, "writes random weights, which every way loads"):
             raise EnvironmentFaultError(
                 f"Random weights could not be written ({failed.sentence}); name a folder that has the model's weights."
             )

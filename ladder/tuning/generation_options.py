@@ -13,8 +13,7 @@ from ladder.tuning.option_kinds import whole
 GENERATION = "Generating (--task generate)"
 PROMPT_LEN, NEW_TOKENS = 512, 128
 """Chosen: a page of text, and a paragraph of answer."""
-_SHARED = frozenset({"model", "task", "dtype", "python", "load_in", "allow", "gpus", "gpu_memory", "host_memory"})
-_HEEDED = _SHARED | {"nvme_path", "wait", "cold", "run_dir", "output", "machine"}
+_HEEDED = "model task dtype python load_in allow gpus gpu_memory host_memory nvme_path wait cold run_dir output machine"
 """Options of tune and plan that have an effect on generating."""
 
 
@@ -27,9 +26,7 @@ class GenerationOptions:
     """What is generated, and how the model may be held for it."""
 
     prompt_len: Annotated[int | None, Option("Tokens of a prompt.", GENERATION, whole(1), unset=str(PROMPT_LEN))] = None
-    new_tokens: Annotated[
-        int | None, Option("Tokens that are generated.", GENERATION, whole(2), unset=str(NEW_TOKENS))
-    ] = None
+    new_tokens: Annotated[int | None, Option("Tokens to generate.", GENERATION, whole(2), unset=str(NEW_TOKENS))] = None
     batches: Annotated[
         tuple[int, ...],
         Option(
@@ -71,5 +68,5 @@ def require_effective(options: Any) -> None:
         raise UsageError(f"Name a MODEL for --task {GENERATE}; a script that generates cannot be tuned yet.")
     values = spread(options)
     for name, each in declared(type(options)).items():
-        if name not in _HEEDED and name not in _OWN and values[name] != (() if each.several else each.default):
+        if name not in _HEEDED.split() and name not in _OWN and values[name] != (() if each.several else each.default):
             raise UsageError(f"{each.flag} has no effect with --task {GENERATE}; leave it out.")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ladder.backends.registry import BACKENDS, MAIN
+from ladder.backends.registry import REFERENCE_OF_TORCH
 from ladder.candidates import Engine
 from ladder.errors import EnvironmentFaultError
 from ladder.events.protocol import GeneratedEvent, GenerationSpec, TrialSpec
-from ladder.events.step_policy import CandidateSpec
+from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import ending_of
 from ladder.generating.search import Tried
 from ladder.generating.ways import Generation, Way, deepspeed_of, from_pretrained
-from ladder.tuning.trial_request import environment_of
+from ladder.tuning.trial_request import trial_spec
 
-_PLAIN = next(backend for backend in BACKENDS.values() if backend is not MAIN)
+
+def engine_of(way: Way | None) -> Engine:
+    """DeepSpeed's, or one that says that there is none."""
+    return Engine(way.rung) if way is not None and way.rung is not None else REFERENCE_OF_TORCH
 
 
 def spec_of(
@@ -31,10 +33,12 @@ def spec_of(
     proof: bool = False,
 ) -> TrialSpec:
     """A trial of `way` in `folder`, with `weights`; without a way, the trial that writes these."""
-    workload, machine, world_size, num_gpus = problem.workload, problem.machine, 1, 1
+    machine, name = problem.machine, way.name if way is not None else "weights"
+    world_size, num_gpus, config = 1, 1, {}
     generation = GenerationSpec(weights=str(weights), load=None)
-    config, environment = dict[str, Any](), dict[str, str]()
     if way is not None:
+        world_size, num_gpus = way.processes(machine.world_size), way.devices(machine.world_size)
+        config = deepspeed_of(way, problem, swap)
         generation = GenerationSpec(
             weights=str(weights),
             load=from_pretrained(way, problem),
@@ -43,32 +47,14 @@ def spec_of(
             prompt_len=problem.prompt_len,
             new_tokens=problem.new_tokens,
         )
-        world_size, num_gpus = way.processes(machine.world_size), way.devices(machine.world_size)
-        config = deepspeed_of(way, problem, swap)
-        environment = environment_of(Engine(way.rung), world_size) if way.rung is not None else {}
-    name = way.name if way is not None else "weights"
-    return TrialSpec(
-        trial=folder.name,
-        folder=str(folder),
-        device=machine.device,
-        world_size=world_size,
-        gpu_uuids=tuple(gpu.uuid for gpu in machine.gpus)[:num_gpus],
-        model_config_json=dict(workload.model.config),
-        task=workload.task,
-        seq_len=workload.seq_len,
-        optimizer=workload.optimizer,
-        dtype=workload.dtype,
-        backend_module=(MAIN if config else _PLAIN).rank_module,
-        deepspeed=config,
-        environment=environment,
-        candidates=tuple(
-            CandidateSpec(key=f"{name} batch={batch}", checkpoint_every=0, micro_batch=batch, accumulation=1)
-            for batch in batches
-        ),
-        memory_limit=machine.memory_limit,
-        proof=proof,
-        generation=generation,
-    )
+    candidates = [
+        CandidateSpec(key=f"{name} batch={batch}", checkpoint_every=0, micro_batch=batch, accumulation=1)
+        for batch in batches
+    ]
+    place, engine = (folder.name, folder, problem.workload, machine), engine_of(way)
+    spec = trial_spec(*place, engine, config, candidates, steps=StepPolicy(), proof=proof)
+    used = spec.gpu_uuids[:num_gpus]
+    return replace(spec, world_size=world_size, gpu_uuids=used, may_stay=False, products=(), generation=generation)
 
 
 def results_of(run: TrialRun, way: str) -> list[Tried]:
@@ -81,12 +67,13 @@ def results_of(run: TrialRun, way: str) -> list[Tried]:
     spec, found = run.spec, list[Tried]()
     tried = Tried(way=way, batch=0, trial=spec.trial, kind="fits", proof=spec.proof)
     for candidate in spec.candidates:
-        of_ranks = [
-            [event for event in events if isinstance(event, GeneratedEvent) and event.candidate == candidate.key]
+        each = [
+            event
             for events in run.events
+            for event in events
+            if isinstance(event, GeneratedEvent) and event.candidate == candidate.key
         ]
-        if all(of_ranks):
-            each = [events[0] for events in of_ranks]
+        if len(each) == spec.world_size:
             seen = replace(
                 each[0],
                 peak_devices=[size for event in each for size in event.peak_devices],
