@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,9 +61,8 @@ class Way:
 
 def _of_stage_3(place: str, title: str) -> Way:
     """The main backend's rung with parameters in `place`, where nothing is optimised."""
-    places = ("none", place)
     of_stage = (each for each in MAIN.rungs if each.stage == 3 and each.offload_param == place)
-    rung = next(each for each in of_stage if each.offload_optimizer in places)
+    rung = next(each for each in of_stage if each.offload_optimizer in ("none", place))
     name = "+".join(part for part in rung.name.split("+") if not part.startswith("opt-"))
     return Way(name=name, title=title, spread="parameters", rung=rung, own_prompts=True)
 
@@ -81,6 +80,8 @@ WAYS = (
 )
 """In the order in which they are tried."""
 WAYS_BY_NAME = {way.name: way for way in WAYS}
+WRITER = Way(name="weights", title="random weights for all ways")
+"""Of the trial that writes them: each way loads the same weights, as it will load real ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,34 +89,26 @@ class Generation:
     """What is generated, with what, and on what."""
 
     workload: Workload
-    """Its model, task and precision."""
     machine: Machine
     versions: Mapping[str, str]
     """Of the ranks' packages; empty for one that is not installed."""
     prompt_len: int
     new_tokens: int
     batches: tuple[int, ...] = ()
-    """As the user said; empty for `BATCHES`."""
+    """Empty for `BATCHES`."""
     asked: tuple[str, ...] = ()
     """The ways to try; empty for all."""
     load_in: LoadIn | None = None
     allow: tuple[str, ...] = ()
 
 
-def ways_named(names: Collection[str]) -> list[Way]:
-    """The ways of these names, in the table's order; all of them for no name. UsageError for an unknown one."""
-    if unknown := [name for name in names if name not in WAYS_BY_NAME]:
-        raise UsageError(f"--way {shown(unknown[0])} is unknown; {instead_of(unknown[0], WAYS_BY_NAME)}")
-    return [way for way in WAYS if not names or way.name in names]
-
-
 def sorted_out(problem: Generation) -> tuple[list[Way], dict[str, str]]:
     """The ways that can be tried, and by name why others cannot.
 
-    UsageError for what no way can generate, if no way can be tried, or if one that was asked for cannot.
+    UsageError for what no way can generate, for unknown ways, if no way can be tried or one that was asked for cannot.
     """
     _check(problem)
-    ways = ways_named(problem.asked)
+    ways = [way for way in WAYS if way.name in (problem.asked or WAYS_BY_NAME)]
     reasons = {way.name: reason for way in ways if (reason := _obstacle(way, problem))}
     if reasons and (problem.asked or len(reasons) == len(ways)):
         name, why = next(iter(reasons.items()))
@@ -133,6 +126,8 @@ def _check(problem: Generation) -> None:
             f"--prompt-len {problem.prompt_len} and --new-tokens {problem.new_tokens} are more than the "
             f"{model.max_positions} positions {name} has; shorten one of them."
         )
+    if strange := [each for each in problem.asked if each not in WAYS_BY_NAME]:
+        raise UsageError(f"--way {shown(strange[0])} is unknown; {instead_of(strange[0], WAYS_BY_NAME)}")
     if unknown := [each for each in problem.allow if each not in _QUANTISED]:
         raise UsageError(f"--allow {shown(unknown[0])} has no effect with --task {GENERATE}; allow 8bit or 4bit.")
 

@@ -30,7 +30,7 @@ _FIRST_WORD = 4
 def generate_all(spec: TrialSpec, generation: GenerationSpec, reporter: Reporter, gauge: Gauge) -> None:
     """Report what each batch takes, the smallest first; the one that fails raises what ended it."""
     reporter.phase("model")
-    if generation.load is None:  # once for all ways: each loads the same weights, as it will load real ones
+    if generation.load is None:
         build_model(spec, DTYPES[spec.dtype], "cpu").save_pretrained(generation.weights)
         return
     gauge.start(spec.memory_limit)

@@ -13,10 +13,9 @@ from ladder.emit.files import keep_others, write_files
 from ladder.emit.generation import GenerationAnswer, generation_files
 from ladder.errors import EnvironmentFaultError, NothingFitsError, UsageError
 from ladder.events.as_json import from_plain
-from ladder.events.protocol import TrialSpec
 from ladder.generating.memory import predicted
 from ladder.generating.search import Tried, best, generates_something_else, next_way, reference_of
-from ladder.generating.ways import GENERATE, WAYS, WAYS_BY_NAME, Generation, Way, batches_of, sorted_out
+from ladder.generating.ways import GENERATE, WAYS, WAYS_BY_NAME, WRITER, Generation, Way, batches_of, sorted_out
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.environment import ranks_in
@@ -81,7 +80,10 @@ def run_generation(
         require_writable(output, read_files(options, workload.model))
         folder = Path(options.model).resolve() if workload.model.source == "folder" else None
         weights = [path for each in _WEIGHTS for path in sorted(folder.glob(each))] if folder is not None else []
-        fingerprint, facts = _fingerprint(problem, weights)
+        _, facts = run_fingerprint(workload, machine, dict(problem.versions))
+        facts |= {name: str(getattr(problem, name)) for name in ("prompt_len", "new_tokens", "batches", "load_in")}
+        facts["weights"] = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in weights]
+        fingerprint = digest_of(facts, 12)
         run_dir = options.run_dir or Path("ladder-runs") / f"{slug(workload.model.name)}-{GENERATE}-{fingerprint}"
         leases.name_run(run_dir)
         with History(run_dir, fingerprint, facts) as history, venue.opened(machine, workload, [], run_dir) as place:
@@ -138,14 +140,6 @@ def _generation_of(options: TuneOptions | PlanOptions, machine: Machine, note: C
     )
 
 
-def _fingerprint(problem: Generation, weights: Sequence[Path]) -> tuple[str, dict[str, Any]]:
-    _, facts = run_fingerprint(problem.workload, problem.machine, dict(problem.versions))
-    facts |= {"prompt": problem.prompt_len, "new tokens": problem.new_tokens, "batches": list(problem.batches)}
-    facts["weights"] = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in weights]
-    facts["held in"] = problem.load_in
-    return digest_of(facts, 12), facts
-
-
 class _Tune:
     """One tune of generation. What it tried is in the run folder after every trial."""
 
@@ -189,51 +183,43 @@ class _Tune:
         shutil.rmtree(self._written, ignore_errors=True)
 
     def _try(self, way: Way, batches: tuple[int, ...], *, proof: bool) -> None:
-        place, said = self._place, f"{'proof of ' if proof else ''}{way.name}, {way.title}"
-        if way.rung is not None and place.operators is not None:
-            try:
-                place.operators.need(way.rung)
-            except OperatorMissingError as missing:
-                self._left_out[way.name] = str(missing)
-                return
-        weights = self._own or self._random_weights()
-        if self._cancelled():
+        operators = self._place.operators
+        try:
+            if way.rung is not None and operators is not None:
+                operators.need(way.rung)
+        except OperatorMissingError as missing:
+            self._left_out[way.name] = str(missing)
             return
-        (_, folder), drive = self._history.next_trial(), place.machine.nvme_path
-        swap = drive / f"{place.swap_prefix}-{folder.name}" if drive is not None else None
-        spec = spec_of(way, batches, self._problem, folder, weights, swap=swap, proof=proof)
-        results = self._run(spec, way, said)
+        if self._own is None and not self._written.exists():
+            for failed in self._run(WRITER, (1,), proof=False):
+                raise EnvironmentFaultError(f"{failed.sentence}; name a folder that has the model's weights.")
+        results = self._run(way, batches, proof=proof)
         if not results and not self._cancelled():
-            raise EnvironmentFaultError(f"Trial {spec.trial} ended without a result; see {spec.folder}.")
-        self.tried += [self._compared(each, way) if proof else each for each in results]
-        for each in self.tried[len(self.tried) - len(results) :]:
+            raise EnvironmentFaultError(f"No rank reported anything; see {self._history.folder / 'server.log'}.")
+        for each in results:
             how = f"{each.kind}: {each.sentence}"
             if each.seen is not None:
                 speed, held = each.tokens_per_second(self._problem.new_tokens), max(each.seen.peak_devices)
-                how = f"{speed:>10,.1f} tokens/s {format_bytes(held):>10}"
-            self._tell(Note(f"  {way.name} batch={each.batch:<4} {how}"))
+                how = f"{speed:,.1f} tokens/s, {format_bytes(held)}"
+            self._tell(Note(f"  {way.name} batch={each.batch}: {how}"))
+        self.tried += results
         self._history.note_tried([asdict(each) for each in self.tried])
 
-    def _run(self, spec: TrialSpec, way: Way | None, said: str) -> list[Tried]:
-        self._tell(Note(f"trial {spec.trial}: {said}"))
+    def _run(self, way: Way, batches: tuple[int, ...], *, proof: bool) -> list[Tried]:
+        if self._cancelled():
+            return []
+        (name, folder), drive = self._history.next_trial(), self._place.machine.nvme_path
+        swap = drive / f"{self._place.swap_prefix}-{name}" if drive is not None else None
+        spec = spec_of(way, batches, self._problem, folder, self._own or self._written, swap, proof=proof)
+        self._tell(Note(f"trial {name}: {'proof of ' if proof else ''}{way.name}, {way.title}"))
         deadlines = trial_deadlines(self._problem.workload, engine_of(way))
         run = self._place.launcher.run(spec, deadlines, hearing(self._tell))
-        return [each for each in results_of(run, way.name if way else "") if each.kind != "cancelled"]
+        ended = [each for each in results_of(run, way.name) if each.kind != "cancelled"]
+        return [self._compared(each) for each in ended] if proof else ended
 
-    def _random_weights(self) -> Path:
-        """The folder of random weights, written when first needed."""
-        if self._written.exists():
-            return self._written
-        spec = spec_of(None, (1,), self._problem, self._history.next_trial()[1], self._written)
-        for failed in self._run(spec, None, "writes random weights, which every way loads"):
-            raise EnvironmentFaultError(
-                f"Random weights could not be written ({failed.sentence}); name a folder that has the model's weights."
-            )
-        return self._written
-
-    def _compared(self, proof: Tried, way: Way) -> Tried:
+    def _compared(self, proof: Tried) -> Tried:
         """A proof that generates something else has failed."""
-        if proof.seen is None or way.load_in is not None:
+        if proof.seen is None or WAYS_BY_NAME[proof.way].load_in is not None:
             return proof
         reference = reference_of(self.tried, proof)
         if not generates_something_else(proof.seen.tokens, reference.figures.tokens):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from ladder.errors import UsageError
-from ladder.generating.ways import BATCHES, GENERATE, WAYS
+from ladder.generating.ways import BATCHES, GENERATE, WAYS_BY_NAME
 from ladder.tuning.declaring import Option, declared, spread
 from ladder.tuning.option_kinds import whole
 
@@ -15,10 +15,6 @@ PROMPT_LEN, NEW_TOKENS = 512, 128
 """Chosen: a page of text, and a paragraph of answer."""
 _HEEDED = "model task dtype python load_in allow gpus gpu_memory host_memory nvme_path wait cold run_dir output machine"
 """Options of tune and plan that have an effect on generating."""
-
-
-def _names() -> list[str]:
-    return [way.name for way in WAYS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +36,11 @@ class GenerationOptions:
     ways: Annotated[
         tuple[str, ...],
         Option(
-            f"Hold the model only in this way: {', '.join(_names())}. May be given several times.",
+            f"Hold the model only in this way: {', '.join(WAYS_BY_NAME)}. May be given several times.",
             GENERATION,
             flag="--way",
             metavar="NAME",
-            names=_names,
+            names=WAYS_BY_NAME.keys,
         ),
     ] = ()
 

@@ -13,48 +13,48 @@ from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import ending_of
 from ladder.generating.search import Tried
-from ladder.generating.ways import Generation, Way, deepspeed_of, from_pretrained
+from ladder.generating.ways import WRITER, Generation, Way, deepspeed_of, from_pretrained
 from ladder.tuning.trial_request import trial_spec
 
 
-def engine_of(way: Way | None) -> Engine:
+def engine_of(way: Way) -> Engine:
     """DeepSpeed's, or one that says that there is none."""
-    return Engine(way.rung) if way is not None and way.rung is not None else REFERENCE_OF_TORCH
+    return Engine(way.rung) if way.rung is not None else REFERENCE_OF_TORCH
 
 
 def spec_of(
-    way: Way | None,
+    way: Way,
     batches: tuple[int, ...],
     problem: Generation,
     folder: Path,
     weights: Path,
+    swap: Path | None,
     *,
-    swap: Path | None = None,
-    proof: bool = False,
+    proof: bool,
 ) -> TrialSpec:
-    """A trial of `way` in `folder`, with `weights`; without a way, the trial that writes these."""
-    machine, name = problem.machine, way.name if way is not None else "weights"
-    world_size, num_gpus, config = 1, 1, {}
-    generation = GenerationSpec(weights=str(weights), load=None)
-    if way is not None:
-        world_size, num_gpus = way.processes(machine.world_size), way.devices(machine.world_size)
-        config = deepspeed_of(way, problem, swap)
-        generation = GenerationSpec(
+    """A trial of `way` in `folder`, with `weights`."""
+    machine = problem.machine
+    candidates = [
+        CandidateSpec(key=f"{way.name} batch={batch}", checkpoint_every=0, micro_batch=batch, accumulation=1)
+        for batch in batches
+    ]
+    place, config = (folder.name, folder, problem.workload, machine), deepspeed_of(way, problem, swap)
+    spec = trial_spec(*place, engine_of(way), config, candidates, steps=StepPolicy(), proof=proof)
+    return replace(
+        spec,
+        world_size=way.processes(machine.world_size),
+        gpu_uuids=spec.gpu_uuids[: way.devices(machine.world_size)],
+        may_stay=False,
+        products=(),
+        generation=GenerationSpec(
             weights=str(weights),
-            load=from_pretrained(way, problem),
+            load=from_pretrained(way, problem) if way is not WRITER else None,
             own_prompts=way.own_prompts,
             every_batch=bool(problem.batches),
             prompt_len=problem.prompt_len,
             new_tokens=problem.new_tokens,
-        )
-    candidates = [
-        CandidateSpec(key=f"{name} batch={batch}", checkpoint_every=0, micro_batch=batch, accumulation=1)
-        for batch in batches
-    ]
-    place, engine = (folder.name, folder, problem.workload, machine), engine_of(way)
-    spec = trial_spec(*place, engine, config, candidates, steps=StepPolicy(), proof=proof)
-    used = spec.gpu_uuids[:num_gpus]
-    return replace(spec, world_size=world_size, gpu_uuids=used, may_stay=False, products=(), generation=generation)
+        ),
+    )
 
 
 def results_of(run: TrialRun, way: str) -> list[Tried]:

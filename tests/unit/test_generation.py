@@ -12,7 +12,7 @@ from ladder.errors import UsageError
 from ladder.events.protocol import GeneratedEvent
 from ladder.generating.memory import cached_values, predicted, too_much
 from ladder.generating.search import Tried, best, generates_something_else, next_way, reference_of
-from ladder.generating.ways import WAYS_BY_NAME, Generation, sorted_out, ways_named
+from ladder.generating.ways import WAYS_BY_NAME, Generation, sorted_out
 from ladder.machine.described import bare_machine
 from ladder.units import GIB
 
@@ -23,10 +23,8 @@ STAGE_3 = [way.name for way in BY_NAME.values() if way.rung is not None]
 INSTALLED = dict.fromkeys(("torch", "transformers", "deepspeed", "bitsandbytes"), "5.23")
 
 
-def problem(
-    model: str = "llama-2-7b", gpus: int = 2, memory: int = 80 * GIB, host: int = 500 * GIB, **more: Any
-) -> Any:
-    machine = bare_machine(gpus, memory, host_memory=host)
+def problem(model: str = "llama-2-7b", gpus: int = 2, memory: int = 80, host: int = 500, **more: Any) -> Generation:
+    machine = bare_machine(gpus, memory * GIB, host_memory=host * GIB)
     facts = {"prompt_len": 512, "new_tokens": 128, "versions": INSTALLED, **more}
     return Generation(workload=bundled_workload(model), machine=machine, **facts)
 
@@ -87,11 +85,11 @@ def test_weights_that_travel_get_no_trial_once_a_way_fits_whose_weights_stay() -
     assert list(left_out) == STAGE_3[:2]
     assert next_way(possible, asked, [replace(each, kind="gpu_oom") for each in done])[0] is BY_NAME[STAGE_3[0]]
     named = replace(asked, asked=("one", STAGE_3[0]))
-    assert next_way(ways_named(named.asked), named, [tried("one")])[0] is BY_NAME[STAGE_3[0]]
+    assert next_way([BY_NAME[name] for name in named.asked], named, [tried("one")])[0] is BY_NAME[STAGE_3[0]]
 
 
 def test_a_way_whose_weights_alone_are_too_much_gets_no_trial() -> None:
-    asked = problem(memory=10 * GIB, host=GIB)
+    asked = problem(memory=10, host=1)
     assert "its weights alone are 12.55 GiB, and a device has 10.00 GiB" in too_much(BY_NAME["one"], asked)
     assert not too_much(BY_NAME["tp"], asked)
     assert "the host has 1.00 GiB" in too_much(BY_NAME[STAGE_3[1]], asked)
