@@ -10,34 +10,26 @@ import typer
 
 from ladder.cli.console import stdout_console
 from ladder.emit.generation import SERVING
-from ladder.errors import EXIT_FOUND, LadderError
+from ladder.errors import EXIT_FOUND, UsageError
 from ladder.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from ladder.cli.plan import PlanShown
-    from ladder.cli.tune import TuneShown
+    from ladder.cli.tune import Logged, TuneShown
+    from ladder.tuning.interruption import Interruption
     from ladder.tuning.options import TuneOptions
     from ladder.tuning.plan_options import PlanOptions
 
 
-def tune_generation(options: TuneOptions, view: TuneShown) -> int:
+def tune_generation(options: TuneOptions, logged: Logged, view: TuneShown, interruption: Interruption) -> int:
     """`ladder tune MODEL --task generate`."""
-    from ladder.cli.tune_result import error_as_json
-    from ladder.machine.lease import InterruptedWaitError
     from ladder.tuning.generation import run_generation
-    from ladder.tuning.interruption import interruptible
     from ladder.tuning.tune_events import ignore
     from ladder.tuning.watch.plain import plain_lines
 
-    with interruptible() as interruption:
-        try:
-            done = run_generation(options, ignore if view.quiet else plain_lines, interruption)
-        except InterruptedWaitError:
-            return interruption.exit_code
-        except LadderError as error:
-            if view.output_format == "json":
-                typer.echo(error_as_json(error))
-            raise
+    if view.web or logged.log_to is not None:
+        raise UsageError("--web and --log-to have no effect on generating; leave them out.")
+    done = run_generation(options, ignore if view.quiet else plain_lines, interruption)
     if view.output_format == "json":
         answer = json.loads(done.files[0].read_text()) if done.files else None
         typer.echo(json.dumps({"answer": answer, "files": [*map(str, done.files)], "run_dir": str(done.run_dir)}))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ladder.cli.declared import takes
-from ladder.errors import EXIT_FOUND, LadderError, UsageError
+from ladder.errors import EXIT_FOUND, LadderError
 from ladder.generating.ways import GENERATE
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT, OutputFormat, TrackerName, TuneOptions
@@ -64,15 +64,13 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
     from ladder.tuning.trackers import tracking
     from ladder.tuning.watch import watching
 
-    if options.task == GENERATE:
-        if shown.web or logged.log_to is not None:
-            raise UsageError(f"--web and --log-to have no effect with --task {GENERATE}; leave them out.")
-        from ladder.cli.generating import tune_generation
-
-        return tune_generation(options, shown)
     as_json = shown.output_format == "json"
     with interruptible() as interruption:
         try:
+            if options.task == GENERATE:
+                from ladder.cli.generating import tune_generation
+
+                return tune_generation(options, logged, shown, interruption)
             options = checked(options)  # check before a tracker opens a run
             with tracking(logged.log_to, options) as tracked, watching(quiet=shown.quiet, web=shown.web) as view:
                 done = run_tune(options, tracked.beside(view), interruption)

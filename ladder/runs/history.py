@@ -30,7 +30,6 @@ SCHEMA_VERSION = 1
 """Version of the run folder's format. Chosen: it is increased when older versions would misread a folder."""
 _STUDY = "ladder"
 _SECONDS = "seconds of trials without a record"
-TRIED = "tried ways to generate"
 _RECORD = TypeAdapter(Record)
 _TRIAL_FOLDER = re.compile(r"\d{4,}")
 
@@ -213,17 +212,6 @@ class History:
         facts = {"space": space, "unsupported": unsupported}
         if self._study.user_attrs.get("space") != facts:
             self._study.set_user_attr("space", facts)
-
-    @property
-    def tried(self) -> list[Any]:
-        """Of a tune of generation: what was tried, as JSON can say it."""
-        return list(self._study.user_attrs.get(TRIED, ()))
-
-    def note_tried(self, tried: Sequence[Any]) -> None:
-        try:
-            self._study.set_user_attr(TRIED, list(tried))
-        except OSError as error:
-            raise self.unwritable(error) from None
 
     def note_seconds(self, trial: str, seconds: dict[str, float]) -> None:
         """Store the seconds by phase of a trial without records."""

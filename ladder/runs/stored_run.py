@@ -13,7 +13,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Record
-from ladder.runs.history import TRIED, seconds_of
+from ladder.runs.history import seconds_of
 from ladder.runs.journal import DamagedJournalError, ReadOnlyJournal, open_storage
 from ladder.runs.snapshot import space_from_dict
 from ladder.search.relevance import relevant
@@ -44,12 +44,10 @@ def read_run(folder: Path) -> StoredRun:
         raise UsageError(f"{shown(folder)} is not a run folder, as it has no journal.log; name a folder of a tune.")
     try:
         study = optuna.load_study(study_name=None, storage=open_storage(ReadOnlyJournal(journal)))
-        if TRIED in study.user_attrs:
-            raise UsageError(
-                f"{shown(folder)} is a tune of generation; what was tried is in its best_generation.json, and the same "
-                "`ladder tune` prints it again."
-            )
         facts = study.user_attrs["space"]
+        if "tried" in facts["space"]:
+            said = "what was tried is in its best_generation.json, and the same `ladder tune` prints it again"
+            raise UsageError(f"{shown(folder)} is a tune of generation; {said}.")
         space = space_from_dict(facts["space"])
         unsupported = {RUNGS_BY_NAME[name]: reason for name, reason in facts["unsupported"].items()}
         trials = study.get_trials(deepcopy=False)

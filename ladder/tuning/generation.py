@@ -36,6 +36,7 @@ from ladder.tuning.planning import machine_named, machine_on_paper
 from ladder.tuning.precision import dtype_of, major_capability
 from ladder.tuning.prepared import slug
 from ladder.tuning.problem import run_fingerprint
+from ladder.tuning.run import disk_faults
 from ladder.tuning.trial_request import trial_deadlines
 from ladder.tuning.tune_events import Note, Subscriber, hearing, ignore, noting
 from ladder.tuning.venue import OpenVenue, ThisHost
@@ -86,10 +87,13 @@ def run_generation(
         fingerprint = digest_of(facts, 12)
         run_dir = options.run_dir or Path("ladder-runs") / f"{slug(workload.model.name)}-{GENERATE}-{fingerprint}"
         leases.name_run(run_dir)
-        with History(run_dir, fingerprint, facts) as history, venue.opened(machine, workload, [], run_dir) as place:
-            tune = _Tune(problem, place, history, folder if weights else None, left_out, tell, cancelled)
-            with closing(tune):
-                proof = tune.run(possible)
+        with (
+            History(run_dir, fingerprint, facts) as history,
+            disk_faults(history),
+            venue.opened(machine, workload, [], run_dir) as place,
+            closing(_Tune(problem, place, history, folder if weights else None, left_out, tell, cancelled)) as tune,
+        ):
+            proof = tune.run(possible)
         found = Generated(answer=None, left_out=left_out, run_dir=run_dir)
         if proof is None:
             return found
@@ -158,7 +162,7 @@ class _Tune:
         self._written, self._left_out = history.folder.resolve() / "weights", left_out
         self._tell, self._cancelled = tell, cancelled
         self.close()  # a killed tune may have left a part of them
-        self.tried = [from_plain(Tried, each) for each in history.tried]
+        self.tried = [from_plain(Tried, each) for each in (history.space or {"tried": ()})["tried"]]
 
     def run(self, possible: Sequence[Way]) -> Tried | None:
         """Try the ways and prove the fastest: the proof, or None if interrupted. NothingFitsError if no way fits."""
@@ -203,7 +207,7 @@ class _Tune:
                 how = f"{speed:,.1f} tokens/s, {format_bytes(held)}"
             self._tell(Note(f"  {way.name} batch={each.batch}: {how}"))
         self.tried += results
-        self._history.note_tried([asdict(each) for each in self.tried])
+        self._history.note_space({"tried": [asdict(each) for each in self.tried]}, self._left_out)
 
     def _run(self, way: Way, batches: tuple[int, ...], *, proof: bool) -> list[Tried]:
         if self._cancelled():
