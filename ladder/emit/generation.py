@@ -115,7 +115,7 @@ def _script(answer: GenerationAnswer, config: str) -> str:
         '"""Generates as ladder measured it: every argument is a prompt."""',
         *imports,
         f"from transformers import {auto}, AutoTokenizer",
-        f'answer = json.loads(Path(__file__).with_name({config!r}).read_text())',
+        f"answer = json.loads(Path(__file__).with_name({config!r}).read_text())",
         'rank, local, ranks = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))',
         *before,
         f'model = {auto}.from_pretrained(answer["model"], **answer["from_pretrained"]).eval()',
