@@ -11,6 +11,7 @@ import typer
 
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
+from ladder.generating.ways import GENERATE
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT
 from ladder.tuning.plan_options import PlanOptions
@@ -49,9 +50,16 @@ def plan(options: PlanOptions, shown: PlanShown) -> int:
       ladder plan llama-2-7b --gpus 4 --gpu-memory 80GiB
 
       ladder plan llama-2-13b --machine a100-40 --format json
+
+      ladder plan llama-2-13b --task generate --gpus 2 --gpu-memory 24GiB
     """
     from ladder.tuning.planning import as_json, plan_of
     from ladder.tuning.watch.plain import say
+
+    if options.task == GENERATE:
+        from ladder.cli.generating import plan_generation
+
+        return plan_generation(checked(options), shown)
 
     made, space = plan_of(checked(options), say)
     if shown.output_format == "json":

@@ -105,11 +105,11 @@ def _require_possible(options: TuneOptions) -> None:
         return
     ranks = options.gpus or 1
     workload = workload_of(
-        resolve_model(options.model, task=options.task, count=counting()),
+        resolve_model(options.model, task=options.trained_task, count=counting()),
         ranks,
         _silent,
         count=counting(),
-        task=options.task,
+        task=options.trained_task,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,
         dtype=dtype_of(options.dtype, None, _silent),

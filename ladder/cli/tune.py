@@ -9,6 +9,7 @@ import typer
 
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, LadderError
+from ladder.generating.ways import GENERATE
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT, OutputFormat, TrackerName, TuneOptions
 
@@ -52,6 +53,8 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
       ladder tune llama-2-7b --launcher simulated --machine a100-40
 
       ladder tune --gpus 2 -- train.py --lr 1e-5
+
+      ladder tune meta-llama/Llama-2-7b-hf --task generate --gpus 2
     """
     from ladder.cli import tune_result
     from ladder.machine.lease import InterruptedWaitError
@@ -64,6 +67,10 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
     as_json = shown.output_format == "json"
     with interruptible() as interruption:
         try:
+            if options.task == GENERATE:
+                from ladder.cli.generating import tune_generation
+
+                return tune_generation(options, logged, shown, interruption)
             options = checked(options)  # check before a tracker opens a run
             with tracking(logged.log_to, options) as tracked, watching(quiet=shown.quiet, web=shown.web) as view:
                 done = run_tune(options, tracked.beside(view), interruption)

@@ -94,6 +94,8 @@ def load_best_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"{where} is not JSON: {error}.") from error
     except RecursionError:
         raise UsageError(f"{where} was not written by ladder: it is nested too deeply.") from None
+    if isinstance(document, dict) and "from_pretrained" in document:
+        raise UsageError(f"{where} says how to generate, and not how to train; the same `ladder tune` proves it again.")
     section = document.get(SECTION) if isinstance(document, dict) else None
     version = section.get("schema_version") if isinstance(section, dict) else None
     if not isinstance(section, dict) or type(version) is not int:

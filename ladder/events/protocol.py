@@ -76,6 +76,22 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GenerationSpec:
+    """Generating in place of training: how the model is loaded, and what it generates."""
+
+    weights: str
+    """The folder of the model's weights."""
+    load: dict[str, Any] | None
+    """The arguments of `from_pretrained`; None writes random weights into the folder, and generates nothing."""
+    own_prompts: bool = False
+    """Each rank has a part of a candidate's prompts; its micro-batch is those of all ranks."""
+    every_batch: bool = False
+    """Larger batches follow also where they no longer pay."""
+    prompt_len: int = 0
+    new_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialSpec:
     """One trial: one engine, its candidates in ascending predicted memory."""
 
@@ -133,6 +149,8 @@ class TrialSpec:
     seed: int = 0
     script: ScriptSpec | None = None
     """What is trained instead of a model with random weights."""
+    generation: GenerationSpec | None = None
+    """What is done instead of training."""
     share: Share | None = None
     """The part of one node, if the trial runs on several; None is all of it."""
     may_stay: bool = False
@@ -233,6 +251,25 @@ class MeasuredEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeneratedEvent:
+    """A batch is generated. Seconds are of the slowest rank: until the first new token, and from there to the last."""
+
+    kind: Literal["generated"] = "generated"
+    t: float
+    candidate: str
+    load_seconds: float
+    prompt_seconds: float
+    new_seconds: float
+    peak_devices: list[int]
+    """By device of the rank."""
+    peak_host: int
+    tokens: list[list[int]]
+    """The new ones of the rank's own prompts; on one rank, where all have the same."""
+    model_class: str
+    """Of transformers, which loads the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProtectedEvent:
     """What keeps the user's files from the script that is about to run."""
 
@@ -316,6 +353,7 @@ Event = (
     PhaseEvent
     | StepEvent
     | MeasuredEvent
+    | GeneratedEvent
     | ProtectedEvent
     | LookedEvent
     | HeldEvent

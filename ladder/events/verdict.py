@@ -60,19 +60,19 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
                 warnings=_warnings(measurement, run.spec.memory_limit),
             )
         )
-    if (ending := _ending(run)) is not None:
+    if (outcome := ending_of(run)) is not None:
         passed = by_all.keys() | _left_out(run.spec, by_all)
         culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in passed), None)
         if culprit is None:  # everything was measured and then the teardown failed, which is no candidate's fault
             return records
-        outcome = _placed(ending, run)
         records.append(Record(candidate_key=culprit, trial=run.spec.trial, purpose=purpose, outcome=outcome))
     return records
 
 
-def _placed(ending: Outcome, run: TrialRun) -> Outcome:
-    """With the node of its rank, where there are several."""
-    if ending.rank is None or not run.nodes:
+def ending_of(run: TrialRun) -> Outcome | None:
+    """What ended the trial, with the node of its rank where there are several; None for a clean end."""
+    ending = _ending(run)
+    if ending is None or ending.rank is None or not run.nodes:
         return ending
     return replace(ending, sentence=f"{ending.sentence} (node {run.nodes[ending.rank]})")
 

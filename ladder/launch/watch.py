@@ -13,6 +13,7 @@ from ladder.events.protocol import (
     DoneEvent,
     Event,
     FailedEvent,
+    GeneratedEvent,
     MeasuredEvent,
     Phase,
     PhaseEvent,
@@ -116,7 +117,7 @@ class Watch:
     def _take(self, rank: int, event: Event) -> None:
         if isinstance(event, PhaseEvent):
             self._phase[rank] = event.phase
-        if isinstance(event, MeasuredEvent | StepEvent):
+        if isinstance(event, MeasuredEvent | GeneratedEvent | StepEvent):
             self._has_stepped[rank] = True
         if isinstance(event, StepEvent):
             self._slowest_step = max(self._slowest_step, event.seconds)

@@ -45,6 +45,9 @@ def read_run(folder: Path) -> StoredRun:
     try:
         study = optuna.load_study(study_name=None, storage=open_storage(ReadOnlyJournal(journal)))
         facts = study.user_attrs["space"]
+        if "tried" in facts["space"]:
+            said = "what was tried is in its best_generation.json, and the same `ladder tune` prints it again"
+            raise UsageError(f"{shown(folder)} is a tune of generation; {said}.")
         space = space_from_dict(facts["space"])
         unsupported = {RUNGS_BY_NAME[name]: reason for name, reason in facts["unsupported"].items()}
         trials = study.get_trials(deepcopy=False)

@@ -49,6 +49,7 @@ _UNSUPPORTED = (
     "Unable to JIT load",
     "than buffer size",
     "does not support gradient checkpointing",
+    "has no `tp_plan`",
 )
 _UNSUPPORTED_TYPES = {
     "ZeRORuntimeException",

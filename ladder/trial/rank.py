@@ -52,6 +52,11 @@ def run_rank(spec: TrialSpec, rank: int, port: int, listen_fd: int | None, line:
             ending.reporter.send(ProtectedEvent(t=now(), level=level.entered()))
             train_script(spec, spec.script, ending.reporter, gauge, ending.leave)
             return ending.report()
+        if spec.generation is not None:
+            from ladder.trial.generating import generate_all
+
+            generate_all(spec, spec.generation, ending.reporter, gauge)
+            return ending.report()
         _train_model(spec, ending.reporter, gauge)
         while can_stay(spec, gauge):
             ending.report()
@@ -115,8 +120,10 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         MASTER_PORT=str(port),
     )
     if spec.device == "cuda":
-        # CUDA starts sooner if a process sees only its own GPU; NCCL finds the others anyway.
-        os.environ.update(CUDA_VISIBLE_DEVICES=spec.gpu_uuids[local_rank], LOCAL_RANK="0")
+        # CUDA starts sooner if a process sees only its own GPU; NCCL finds the others anyway. A rank that is alone sees
+        # all of the trial, over which it may lay a model's layers.
+        seen = spec.gpu_uuids[local_rank : local_rank + 1] if spec.world_size > 1 else spec.gpu_uuids
+        os.environ.update(CUDA_VISIBLE_DEVICES=",".join(seen), LOCAL_RANK="0")
     if spec.script is not None and spec.script.mode == "look":
         from ladder.trial.script.alone import stand_for
 

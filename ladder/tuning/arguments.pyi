@@ -9,7 +9,7 @@ from ladder.techniques.switches import Switches
 class TuneArguments(Switches, total=False):
     script: str | Sequence[str]
     map: str | Sequence[str]
-    task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
+    task: Literal["causal-lm", "masked-lm", "seq2seq-lm", "generate"] | None
     seq_len: int | None
     global_batch_size: int | None
     dtype: Literal["bf16", "fp16", "fp32"] | None
@@ -20,6 +20,10 @@ class TuneArguments(Switches, total=False):
     prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
+    prompt_len: int | None
+    new_tokens: int | None
+    batches: int | Sequence[int]
+    ways: str | Sequence[str]
     gradient_clipping: float
     gpus: int | None
     nodes: int | None
@@ -48,7 +52,7 @@ class TuneArguments(Switches, total=False):
 class PlanArguments(Switches, total=False):
     script: str | Sequence[str]
     map: str | Sequence[str]
-    task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
+    task: Literal["causal-lm", "masked-lm", "seq2seq-lm", "generate"] | None
     seq_len: int | None
     global_batch_size: int | None
     dtype: Literal["bf16", "fp16", "fp32"] | None
@@ -59,6 +63,10 @@ class PlanArguments(Switches, total=False):
     prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
+    prompt_len: int | None
+    new_tokens: int | None
+    batches: int | Sequence[int]
+    ways: str | Sequence[str]
     gpus: int | None
     gpu_memory: int | str | None
     host_memory: int | str | None
@@ -68,7 +76,7 @@ class PlanArguments(Switches, total=False):
 class ScaleArguments(Switches, total=False):
     script: str | Sequence[str]
     map: str | Sequence[str]
-    task: Literal["causal-lm", "masked-lm", "seq2seq-lm"] | None
+    task: Literal["causal-lm", "masked-lm", "seq2seq-lm", "generate"] | None
     seq_len: int | None
     global_batch_size: int | None
     dtype: Literal["bf16", "fp16", "fp32"] | None

@@ -7,6 +7,7 @@ from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME, backend_of
 from ladder.errors import UsageError
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
+from ladder.tuning.generation_options import require_training
 from ladder.tuning.options import ALL_BACKENDS, TuneOptions, WorkloadOptions, choices_in
 from ladder.tuning.technique_choices import require_known
 
@@ -30,6 +31,7 @@ def require_text(options: TuneOptions) -> None:
 
 def require_workload(options: WorkloadOptions) -> None:
     """UsageError unless there is either a model or a script, with what goes with it."""
+    require_training(options)
     if options.model and options.script:
         raise UsageError(
             f"{shown(options.model)} and a script are both named; leave the model out: the script has its own."

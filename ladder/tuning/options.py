@@ -16,12 +16,15 @@ from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import instead_of, shown
 from ladder.tuning.declaring import Option, Switches
+from ladder.tuning.generation_options import GenerationOptions
 from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
 from ladder.tuning.technique_choices import TechniqueChoices
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Task
 
+AnyTask = Literal["causal-lm", "masked-lm", "seq2seq-lm", "generate"]
+"""Those of a training, as `workload.Task`, and generating."""
 LauncherName = Literal["local", "ray", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
@@ -155,7 +158,14 @@ class WorkloadOptions:
             metavar="NAME=--OPTION",
         ),
     ] = ()
-    task: Annotated[Task | None, Option("The training task.", WORKLOAD, unset="what the model is made for")] = None
+    task: Annotated[
+        AnyTask | None,
+        Option(
+            "The training task; or generate: hold the model for writing text, and train nothing.",
+            WORKLOAD,
+            unset="the training that the model is made for",
+        ),
+    ] = None
     seq_len: Annotated[
         int | None,
         Option("Tokens of a sequence.", WORKLOAD, whole(2), unset="the most that the model takes, up to 2048"),
@@ -210,9 +220,15 @@ class WorkloadOptions:
     ] = ()
     python: RanksPython = ""
 
+    @property
+    def trained_task(self) -> Task | None:
+        """The task of a training, once it is known that there is one (`option_checks.require_workload`)."""
+        assert self.task != "generate"
+        return self.task
+
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(WorkloadOptions):
+class TuneOptions(GenerationOptions, WorkloadOptions):
     """The options of a tune."""
 
     gradient_clipping: Annotated[

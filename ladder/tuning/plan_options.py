@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from ladder.tuning.declaring import Option
+from ladder.tuning.generation_options import GenerationOptions
 from ladder.tuning.option_kinds import SIZE, whole
 from ladder.tuning.options import MACHINE, MOST_GPUS, Allowed, Switched, WorkloadOptions, machine_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(WorkloadOptions):
+class PlanOptions(GenerationOptions, WorkloadOptions):
     """The options of a plan."""
 
     gpus: Annotated[

@@ -47,7 +47,7 @@ def plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine 
 
 
 def _plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine | None) -> tuple[Plan, Space]:
-    simulated = _machine(options.machine, options.gpus, options.gpu_memory) if machine is None else None
+    simulated = machine_named(options.machine, options.gpus, options.gpu_memory) if machine is None else None
     world_size = options.gpus or (simulated.num_gpus if simulated else 1)
     require_workload(options)
     require_known(options.allow)
@@ -55,7 +55,7 @@ def _plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine
     choices = TechniqueChoices(switches=options.switches, allow=options.allow)
     techniques = techniques_tried(choices, workload, "cuda", on_paper=True)
     has_nvme = machine is None and (simulated is None or simulated.nvme_space > 0)
-    machine = machine or _on_paper(options, simulated, world_size)
+    machine = machine or machine_on_paper(options, simulated, world_size)
     space = _space(workload, machine, techniques, has_nvme=has_nvme)
     per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
     return make_plan(space, per_node), space
@@ -74,7 +74,7 @@ def _workload(
         here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
         script = look_here(options.script, replace(here, world_size=world_size), note, lambda: False)
         return workload_of_script(script, options, world_size, note, gpu_name, None)
-    shape = resolve_model(options.model, task=options.task, count=counting(note))
+    shape = resolve_model(options.model, task=options.trained_task, count=counting(note))
     if shape.note:
         note(shape.note)
     return workload_of(
@@ -82,7 +82,7 @@ def _workload(
         world_size,
         note,
         count=counting(note),
-        task=options.task,
+        task=options.trained_task,
         seq_len=options.seq_len,
         global_batch_size=options.global_batch_size,
         dtype=dtype_of(options.dtype, gpu_name, note),
@@ -91,7 +91,8 @@ def _workload(
     )
 
 
-def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:
+def machine_named(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:
+    """The machine on paper of this name or file; None if none was named. UsageError if too little is known."""
     if name is None:
         missing = [option for option, value in (("--gpus", gpus), ("--gpu-memory", gpu_memory)) if value is None]
         if missing:
@@ -108,7 +109,7 @@ def _machine(name: str | None, gpus: int | None, gpu_memory: int | None) -> Simu
     return simulated
 
 
-def _on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
+def machine_on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
     """The machine that was named; if none was, GPUs of which only the memory is known."""
     if simulated is not None:
         return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)

@@ -75,7 +75,7 @@ def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
         versions=versions,
         fingerprint=fingerprint,
         facts=facts,
-        run_dir=options.run_dir or Path("ladder-runs") / f"{_slug(workload.model.name)}-{fingerprint}",
+        run_dir=options.run_dir or Path("ladder-runs") / f"{slug(workload.model.name)}-{fingerprint}",
     )
 
 
@@ -101,5 +101,6 @@ def _rungs(options: TuneOptions) -> list[Rung]:
     return [rung for rung in rungs if rung.documented or not options.documented]
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """A model's name as the beginning of its run folder's."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", name.strip("/").rsplit("/", 1)[-1]).strip("-.") or "model"

@@ -131,7 +131,7 @@ def _search(prepared: Prepared, venue: Venue, tell: Subscriber, cancelled: Calla
         _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
-        _disk_faults(history),
+        disk_faults(history),
         venue.opened(prepared.machine, workload, prepared.rungs, run_dir) as opened,
     ):
         place = opened
@@ -279,7 +279,7 @@ def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue)
 
 
 @contextmanager
-def _disk_faults(history: History) -> Iterator[None]:
+def disk_faults(history: History) -> Iterator[None]:
     """Turn errors of a full or broken disk in the block into EnvironmentFaultError, whichever file they concern."""
     try:
         yield

@@ -14,6 +14,7 @@ from ladder.search.belief import believe
 from ladder.search.forecast import num_nodes
 from ladder.search.space import Space
 from ladder.search.speed import lessons
+from ladder.tuning.generation_options import require_training
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.planning import expected_winner, plan_of
@@ -54,6 +55,7 @@ def scale_of(
     options: ScaleOptions, tell: Subscriber = ignore, cancelled: Callable[[], bool] = lambda: False
 ) -> list[ScalePoint]:
     """In ascending order of GPUs; fewer if it was cancelled. NothingFitsError if nothing fits on any of them."""
+    require_training(options)
     if options.script or options.map:
         raise UsageError(
             "`ladder scale` compares models, not scripts; name a MODEL, or tune the script at each number."

@@ -24,7 +24,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
     """What is trained, and on which machine; its GPUs are leased from here on."""
     if options.script:
         return _script_and_machine(options, venue, tell)
-    model = resolve_model(options.model, task=options.task, count=counting(noting(tell)))
+    model = resolve_model(options.model, task=options.trained_task, count=counting(noting(tell)))
     if model.note:
         tell(Note(model.note))
     machine = venue.machine()
@@ -40,7 +40,7 @@ def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -
         machine.world_size,
         noting(tell),
         count=counting(noting(tell)),
-        task=options.task,
+        task=options.trained_task,
         seq_len=options.seq_len or smoke.get("seq_len"),
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
         dtype=dtype_of(options.dtype, machine.gpu_name, noting(tell), major_capability(machine)),

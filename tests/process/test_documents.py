@@ -112,6 +112,18 @@ def test_the_tutorial_s_script_trains_with_the_answer(folder: Path) -> None:
     assert "'train_loss'" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_page_on_generating_goes_from_the_tune_to_text(folder: Path) -> None:
+    page = DOCS / "generate.md"
+    (script,) = (block for block in SCRIPTS if block.document == page)
+    (folder / "train_and_save.py").write_text(script.text)
+    _, train, tune, generate = (each.text for each in blocks() if each.document == page and each.mark == "train")
+    assert "'eval_loss'" in program("bash", "-c", train, folder=folder, environment=OFFLINE, status=None).stdout
+    program("bash", "-c", tune, folder=folder, environment=OFFLINE)
+    written = program("bash", "-c", generate, folder=folder, environment=OFFLINE).stdout.splitlines()
+    assert sorted(len(line.split()) for line in written) == [2 + 8, 3 + 8]
+    assert {line[:3] for line in written} == {"w3 ", "w11"}
+
+
 def test_the_output_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
     command = "ladder tune llama-2-7b --launcher simulated --machine a100-40 --output simulated.json"
     (shown,) = [block for block in blocks() if block.language == "text" and block.document.name == "README.md"]
