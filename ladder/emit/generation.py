@@ -25,7 +25,8 @@ SERVING = (
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationAnswer:
-    """The proven way, and all that its files say of it. `model` is what `from_pretrained` reads: a folder or an id."""
+    """The proven way, and all that its files say of it. `model` is what `from_pretrained` reads: a folder or an id, or
+    empty where only a shape is known."""
 
     problem: Generation
     proof: Tried
@@ -59,8 +60,14 @@ class GenerationAnswer:
             "proven in fresh processes.",
             f"That is {self.way.title}.",
             said if differing else f"Its tokens are the same as {whose}.",
+            self._whose_weights(),
             SERVING,
         ]
+
+    def _whose_weights(self) -> str:
+        name = self.problem.workload.model.name
+        loads = f"loads the weights of {self.model}" if self.model else f"names no weights, since {name} is a shape"
+        return f'Its file {loads}; "model" in it can be any folder or Hub id of that shape.'
 
 
 def generation_files(answer: GenerationAnswer, output: Path) -> dict[Path, str]:
@@ -116,6 +123,7 @@ def _script(answer: GenerationAnswer, config: str) -> str:
         *imports,
         f"from transformers import {auto}, AutoTokenizer",
         f"answer = json.loads(Path(__file__).with_name({config!r}).read_text())",
+        *([] if answer.model else [f"answer['model'] or sys.exit({_name_weights(config)!r})"]),
         'rank, local, ranks = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))',
         *before,
         f'model = {auto}.from_pretrained(answer["model"], **answer["from_pretrained"]).eval()',
@@ -131,6 +139,10 @@ def _script(answer: GenerationAnswer, config: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _name_weights(config: str) -> str:
+    return f"{config} names no weights; give a folder or Hub id as its model."
+
+
 def _launch(answer: GenerationAnswer, script: str) -> str:
     machine, start = answer.problem.machine, shlex.quote(ranks_python())
     if answer.processes > 1:
@@ -140,7 +152,10 @@ def _launch(answer: GenerationAnswer, script: str) -> str:
     environment |= machine.allocator if machine.device == "cuda" else on_cpu
     lines = [
         "#!/usr/bin/env bash",
-        *(f"# {line}" for line in (f"Written by ladder for {answer.model!r}.", *answer.sentences()[:3])),
+        *(
+            f"# {line}"
+            for line in (f"Written by ladder for {answer.problem.workload.model.name!r}.", *answer.sentences()[:3])
+        ),
         f"#   bash {script.removesuffix('.py')}.launch.sh 'a prompt' 'another one'",
         "set -euo pipefail",
         'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',

@@ -41,7 +41,7 @@ from ladder.tuning.trial_request import trial_deadlines
 from ladder.tuning.tune_events import Note, Subscriber, hearing, ignore, noting
 from ladder.tuning.venue import OpenVenue, ThisHost
 from ladder.units import format_bytes, gib
-from ladder.workload.source import resolve_model
+from ladder.workload.source import resolve_model, weights_of
 from ladder.workload.workload import Workload
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -97,7 +97,7 @@ def run_generation(
         found = Generated(answer=None, left_out=left_out, run_dir=run_dir)
         if proof is None:
             return found
-        model = options.model if folder is None else str(folder)
+        model = weights_of(problem.workload.model) if folder is None else str(folder)
         answer = GenerationAnswer(problem=problem, proof=proof, model=model, tried=tune.tried, left_out=left_out)
         texts = generation_files(answer, output)
         kept = keep_others(texts, run_dir / "written.json")

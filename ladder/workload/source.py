@@ -81,6 +81,14 @@ def hub_ids(name: str) -> list[str]:
     return list(_bundle(name)["hub_ids"])
 
 
+def weights_of(model: ModelShape) -> str:
+    """What names weights of `model` that can be loaded: as the user said, but the first Hub id of a bundled shape's
+    name; empty for a shape without weights."""
+    if model.source != "bundled" or "/" in model.name:
+        return "" if model.source == "file" else model.name
+    return next(iter(hub_ids(model.name.lower())), "")
+
+
 def smoke_defaults(model: ModelShape) -> dict[str, Any] | None:
     """A bundled shape's defaults for a quick try on a CPU (seq_len, global_batch_size, gpu_memory), or None."""
     name = _bundled_name(model.name) if model.source == "bundled" else None

@@ -19,7 +19,7 @@ from helpers import make_candidate, make_measurement, make_record
 from ladder.errors import EnvironmentFaultError, LadderError
 from ladder.events.outcome import Record
 from ladder.runs.history import History
-from ladder.tuning.run import _disk_faults
+from ladder.tuning.run import disk_faults
 
 FACTS: dict[str, Any] = {"model": "tiny-llama", "world size": 2}
 CANDIDATES = [make_candidate(micro_batch=size, accumulation=8 // size) for size in (1, 2, 4)]
@@ -206,9 +206,9 @@ def test_a_disk_that_is_full_from_the_start_is_said_before_any_trial(disk: Path)
 def test_a_disk_that_fills_under_any_other_file_of_the_run_is_no_bug_of_ladder(disk: Path) -> None:
     with opened(disk / "run") as history:
         fill(disk)
-        with pytest.raises(EnvironmentFaultError, match="is full"), _disk_faults(history):
+        with pytest.raises(EnvironmentFaultError, match="is full"), disk_faults(history):
             (disk / "run" / "server.log").write_bytes(bytes(4096))
-        with pytest.raises(FileNotFoundError), _disk_faults(history):
+        with pytest.raises(FileNotFoundError), disk_faults(history):
             (disk / "run" / "missing").read_bytes()
 
 

@@ -23,7 +23,7 @@ from ladder.launch.protecting import WORDS
 from ladder.launch.secrets import blanked_secrets
 from ladder.launch.trial_server import TrialServer
 from ladder.simulation.paper_machine import read_machine
-from ladder.tuning.prepared import _slug
+from ladder.tuning.prepared import slug
 from ladder.workload.config_guard import OWN_CODE_NOTE
 
 pytestmark = pytest.mark.timeout(300)
@@ -163,7 +163,7 @@ def _is_one_sentence(errors: str) -> None:
 
 @pytest.mark.parametrize("name", ["--flag", "../../x", "/etc/passwd", "..", ".", "a/../..", "x\ny", "$(reboot)", "ü"])
 def test_a_run_folder_named_after_a_model_stays_under_the_runs(name: str) -> None:
-    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", _slug(name))
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", slug(name))
 
 
 # The source
