@@ -16,11 +16,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ladder.backends.activations import terms_of
-from ladder.backends.base import START, Device, Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
+from ladder.step.counted import Device
+from ladder.step.ledger import START, Moment
 from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
 
@@ -29,6 +29,8 @@ UPPER_DEVIATIONS = 2.33
 distribution."""
 _LARGEST_MARGIN = 0.08
 """Of allocated memory. Measured: with a limit of 40 GiB, training with 37.2 GiB allocated reserved 39.5 GiB."""
+_LOGITS_DOUBT = ("logits", 0.12)
+"""The unknown of the bytes of the usual loss, as a logarithm. Chosen: it is known as well as activations."""
 _HOST_PROCESS = 1.9 * GIB
 """Measured: resident memory of a rank that offloads nothing."""
 
@@ -113,7 +115,8 @@ class _Footprint:
         own = (f"slope:{key}:{kind}", 0.04 * doubt)
         # With half checkpointing, most activations belong to the half that is not checkpointed.
         self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.12 * doubt), own)
-        self._logits: Factor = (terms_of(workload, candidate, world_size).loss_doubt, own)
+        losses = (each.loss_doubt for each in candidate.engine.techniques if each.loss_doubt)
+        self._logits: Factor = (next(losses, _LOGITS_DOUBT), own)
         self._buffers: Factor = (("buffers", 0.25),)
         self._live: Factor = (("live", 0.1),)
         states = self.moments[0].parameters + self.moments[0].optimizer

@@ -12,10 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ladder.backends.base import START, Moment
-from ladder.backends.deepspeed.moments import moments_of
 from ladder.backends.deepspeed.rungs import RUNGS
-from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.backends.registry import MAIN, RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine, Knob
 from ladder.search.memory import (
     MemoryCalibration,
@@ -24,6 +22,7 @@ from ladder.search.memory import (
     calibrate_memory,
     predict_memory,
 )
+from ladder.step.ledger import START, Moment
 from ladder.techniques.keys import candidate_of
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
@@ -275,7 +274,7 @@ MANY = 64
 
 def backward(workload: Workload, rung: str, *knobs: Knob, ranks: int = MANY, accumulation: int = 2) -> Iterator[Moment]:
     candidate = Candidate(Engine(RUNGS_BY_NAME[rung], knobs), 1, 1, accumulation)
-    return (each for each in moments_of(workload, candidate, ranks, "cuda") if each.name == "backward")
+    return (each for each in MAIN.moments(workload, candidate, ranks, "cuda") if each.name == "backward")
 
 
 @pytest.mark.parametrize("rung", ["zero0", "zero1", "zero2"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
 
-from ladder.simulation.assignment import Assignment
+from ladder.step.assignment import Assignment
+from ladder.step.gathering import Fetch, Gathering, nothing_gathered, num_segments
 
 
 @dataclass(frozen=True)
@@ -25,67 +25,12 @@ class Visit:
     elements: int
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """Parameters that are gathered together."""
-
-    issued: int
-    """The segment in which the transfer begins."""
-    needed: int
-    """The first segment that waits for it."""
-    elements: int
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """All gathering in a micro-step."""
-
-    live: tuple[int, ...]
-    """By segment: the most elements that are gathered at the same time, including temporary copies."""
-    fetches: tuple[Fetch, ...]
-
-
-def num_segments(num_layers: int) -> int:
-    """Segments: embeddings; layers forward; head and loss with their backward; layers backward; embeddings backward."""
-    return 2 * num_layers + 3
-
-
 def gathering_of(assignment: Assignment) -> Gathering:
     """The gathering for stage 3; empty for other stages, and for one rank with its parameters on the GPU."""
-    segments = num_segments(assignment.workload.model.num_layers)
+    layers = assignment.workload.model.num_layers
     if assignment.stage < 3 or (assignment.ranks == 1 and assignment.parameter_device == "none"):
-        return Gathering((0,) * segments, ())
-    return _Coordinator(assignment, _visits(assignment), segments).play()
-
-
-def known_gathering(assignment: Assignment) -> Gathering:
-    """`gathering_of`, cached for all micro-batches."""
-    return gathering_of(assignment) if assignment.stage < 3 else _played(_Key(assignment))
-
-
-class _Key:
-    """A cache key: an assignment, compared by what the gathering depends on."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        workload, engine = assignment.workload, assignment.candidate.engine
-        model, partly = workload.model, (workload.lora, workload.load_in, workload.freeze)
-        shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
-        self._facts = (
-            *(shape, partly, engine.rung, engine.knobs),
-            *(assignment.candidate.checkpoint_every, assignment.ranks),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._facts == other._facts
-
-    def __hash__(self) -> int:
-        return hash(self._facts)
-
-
-@lru_cache(maxsize=256)
-def _played(key: _Key) -> Gathering:
-    return gathering_of(key.assignment)
+        return nothing_gathered(layers)
+    return _Coordinator(assignment, _visits(assignment), num_segments(layers)).play()
 
 
 def _visits(assignment: Assignment) -> list[Visit]:
