@@ -27,6 +27,12 @@ _SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
 Python code, saves its input, half of it, the tangent and one more sum. Others save their input."""
 
 
+_OF_EXCHANGES = 4.0
+"""Bytes for each value of the queries that exchanges of heads leave until a block's backward is over: 2 are the output
+of attention in its other layout. Measured: 2 to 6 with Llama-3.2-1B on two H200 (benchmarks/results/2xh200-more-rungs).
+"""
+
+
 @dataclass(frozen=True)
 class Network:
     """The operations of a workload's model, with the effects of an engine's techniques."""
@@ -111,15 +117,15 @@ class Network:
         return tuple(scaled)
 
     def _exchanged(self, scores: Operation) -> Operation:
-        """With sequence parallelism, heads are exchanged for tokens: the output of attention is kept in both layouts,
-        and each exchange makes copies on both sides.
+        """With sequence parallelism, heads are exchanged for tokens: what was exchanged is kept in both layouts, and
+        each exchange makes copies on both sides.
         """
         if not self.effects.shares_sequence:
             return scores
         q, k = (number * self.model.head_dim for number in (self.model.num_heads, self.model.num_kv_heads))
         return replace(
             scores,
-            saves=scores.saves + 2.0 * q,
+            saves=scores.saves + _OF_EXCHANGES * q,
             scratch=scores.scratch + 4.0 * q,
             traffic=scores.traffic + 8.0 * (q + k),
         )
@@ -201,6 +207,7 @@ class Network:
             others=width * (1 if self.model.gated_mlp else 2),
             tensors=1 if self.model.gated_mlp else 2,
             saves=saves * width,
+            saves_input=kernels == 1 or self.effects.norm_keeps < 1.0,
             for_weight=for_weight * width,
             makes=2.0 * width,
             ends=4.0 * width,

@@ -31,6 +31,8 @@ class Operation:
     """What its matrix reads, as `Matrix.reads` has it."""
     saves: float = 0.0
     """Bytes saved for backward."""
+    saves_input: bool = False
+    """That is its input itself, and no copy of it."""
     for_weight: float = 0.0
     """The part of `saves` that only gradients of weights need."""
     stays: float = 0.0

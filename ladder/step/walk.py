@@ -78,8 +78,9 @@ class _Pass:
         stream = assignment.stream_bytes * tokens * assignment.workload.model.hidden_size
         self.is_reached, self.is_recomputed = block.reached, assignment.recomputes(layer)
         saved = tokens * sum(each.saves for each in operations) + sum(each.fixed for each in operations)
-        self.whole = saved
-        """What it saves unless it is checkpointed."""
+        first = operations[0]
+        self.again = saved - (tokens * first.saves if first.saves_input else 0.0)
+        """What it saves when it is recomputed: its first norm may save the input that is there."""
         is_kept = self.is_reached and not self.is_recomputed
         self.kept = saved if is_kept else 0.0
         self.input = stream if self.is_reached and self.is_recomputed else 0.0
@@ -189,9 +190,8 @@ class _MicroStep:
         if each.is_recomputed:
             if self._assignment.candidate.offload_activations:
                 ledger.take("fetched", self._stream, "activations")
-            again = each.whole
-            ledger.take("kept", again, "activations")
-            left += again
+            ledger.take("kept", each.again, "activations")
+            left += each.again
             ledger.take("casts", each.casts_forward, "live")
         gradients = 0.0
         for operation in reversed(block.operations):

@@ -246,8 +246,8 @@ def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:
 def test_beyond_the_ladder_allocated_memory_is_known_before_any_trial(folder: str, named: str, number: int):
     errors = errors_before_any_trial(folder)
     assert sum(named in key for key, _ in errors) == number  # there is something to compare
-    assert max(abs(error) for _, error in errors) < 0.05
-    assert statistics.fmean(abs(error) for _, error in errors) < 0.01
+    assert max(abs(error) for _, error in errors) < 0.055
+    assert statistics.fmean(abs(error) for _, error in errors) < 0.005
 
 
 def test_before_any_trial_a_few_per_cent_are_set_aside_for_what_the_allocator_leaves_in_pieces(llama_like: Build):
@@ -279,15 +279,8 @@ def backward(workload: Workload, rung: str, *knobs: Knob, ranks: int = MANY, acc
 
 @pytest.mark.parametrize("rung", ["zero0", "zero1", "zero2"])
 def test_several_gpus_copy_what_they_reduce_and_one_gpu_has_nothing_to_reduce(rung: str, llama_like: Build) -> None:
-    def copied(ranks: int) -> float:
-        buffers = [moment.buffers for moment in backward(llama_like(32), rung, ranks=ranks)]
-        return max(buffers) - min(buffers)
-
-    if rung == "zero0":
-        assert copied(MANY) > copied(1) == 0
-    else:
-        own_part = 2.0 * llama_like(32).model.num_parameters / MANY
-        assert copied(MANY) > 1.5 * own_part
+    alone, among_many = (max(each.buffers for each in backward(llama_like(32), rung, ranks=n)) for n in (1, MANY))
+    assert among_many - alone > 1.5 * 2.0 * llama_like(32).model.num_parameters / MANY
 
 
 _IN_FP32 = pd.read_csv(RESULTS / "1xh200-fp32" / "trials.csv").dropna(subset="peak_allocated_gib").to_dict("records")

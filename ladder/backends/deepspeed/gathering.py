@@ -60,7 +60,9 @@ def _visits(assignment: Assignment) -> list[Visit]:
         if assignment.recomputes(layer):
             visits += pass_of(layer, segment, backward=False)
         visits += pass_of(layer, segment, backward=True)
-    if not assignment.network.trained_table:
+    # A tied table is not there again until its own backward. Seen with Llama-3.2-1B and long sequences, where it would
+    # be another 0.5 GiB (benchmarks/results/1xh200-more-rungs and 2xh200-more-rungs).
+    if not assignment.network.trained_table or assignment.workload.model.tied:
         return visits
     return [*visits, Visit(2 * layers + 2, table.parameter, table.elements)]
 

@@ -187,6 +187,8 @@ class Partitioned(_Zero):
             self._ledger.touch(self._width * elements, "gradients")
             self._left = max(0, self._left - elements)
             self._ledger.set("accumulated", self._width * self._left, "gradients")
+            if elements > self._assignment.bucket:
+                self._ledger.take("larger than the bucket", self._width * elements, "gradients")
         elif elements > self._assignment.bucket:
             self._ledger.take("larger than the bucket", self._width * elements, "gradients")
         else:
@@ -326,6 +328,8 @@ class Divided(_Zero):
         """Sub-group by sub-group: _prepare_fp32_grad_for_sub_group flattens, then casts."""
         self._ledger.give("gathered")
         if self._on_gpu:
+            largest = self._assignment.network.largest_gradient / self._assignment.ranks
+            self._ledger.touch(8.0 * min(largest, _NORM_PIECE), "buffers")
             group = self._group()
             self._ledger.take("flat", self._width * group, "gradients")
             self._ledger.take("gradients in fp32", self._assignment.copied_gradient_bytes * group, "gradients")
