@@ -113,6 +113,7 @@ class _MicroStep:
         self._assignment, self._ledger, self._stage = assignment, ledger, stage
         self._model, self._tokens, self._network = assignment.workload.model, assignment.tokens, assignment.network
         self._width, self._live = assignment.width, assignment.gathering.live
+        self._gathered = 0
         self._narrow = self._width * self._tokens * self._model.hidden_size
         """Bytes of the tokens' hidden values."""
         self._stream = assignment.stream_bytes * self._tokens * self._model.hidden_size
@@ -145,16 +146,21 @@ class _MicroStep:
 
     def _gather(self, segment: int) -> None:
         """Begin a segment of the micro-step, with the parameters that the engine has gathered in it."""
-        self._ledger.set("gathered", self._width * self._live[segment], "live")
+        if self._live[segment] != self._gathered:
+            self._gathered = self._live[segment]
+            self._ledger.set("gathered", self._width * self._gathered, "live")
 
     def _forward(self, each: _Pass) -> None:
         ledger = self._ledger
-        ledger.take("inputs", each.input, "activations")
-        ledger.take("casts", each.casts, "live")
-        ledger.take("casts of forward", each.casts_forward, "live")
+        if each.input:
+            ledger.take("inputs", each.input, "activations")
+        if each.casts or each.casts_forward:
+            ledger.take("casts", each.casts, "live")
+            ledger.take("casts of forward", each.casts_forward, "live")
         if each.unpacked:
             ledger.touch(each.unpacked, "buffers")
-        ledger.take("kept", each.kept + each.stays, "activations")
+        if each.kept or each.stays:
+            ledger.take("kept", each.kept + each.stays, "activations")
         if each.passing:
             ledger.touch(each.passing, "activations")
 
@@ -179,9 +185,12 @@ class _MicroStep:
 
     def _leave(self, each: _Pass, left: float) -> None:
         """Free what a block kept: what is `left` of its activations, its input, and copies of its weights."""
-        self._ledger.take("kept", -left, "activations")
-        self._ledger.take("inputs", -each.input, "activations")
-        self._ledger.take("casts", -each.casts, "live")
+        if left:
+            self._ledger.take("kept", -left, "activations")
+        if each.input:
+            self._ledger.take("inputs", -each.input, "activations")
+        if each.casts:
+            self._ledger.take("casts", -each.casts, "live")
 
     def _through(self, each: _Pass, block: Block) -> None:
         """Backward of a block, operation by operation."""

@@ -177,9 +177,11 @@ class Workload:
 
         A search asks for the same sums again and again, and a workload has no hash.
         """
-        if key not in self._known:
-            self._known[key] = compute()
-        found: Computed = self._known[key]
+        known = self._known
+        try:
+            found: Computed = known[key]
+        except KeyError:
+            found = known[key] = compute()
         return found
 
     def state_bytes(self, width: float = 4.0) -> float:

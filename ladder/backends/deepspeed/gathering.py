@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from ladder.step.assignment import Assignment
 from ladder.step.gathering import Fetch, Gathering, nothing_gathered, num_segments
 
+_LEAST, _AHEAD, _CAP, _REUSE = SETTINGS = (
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+)
+"""The knobs on which gathering depends."""
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -35,7 +43,7 @@ def gathering_of(assignment: Assignment) -> Gathering:
 
 def _visits(assignment: Assignment) -> list[Visit]:
     """The trace of a micro-step, without parameters that stay on every rank."""
-    least, layers = assignment.knobs["stage3_param_persistence_threshold"], assignment.workload.model.num_layers
+    least, layers = assignment.knobs[_LEAST], assignment.workload.model.num_layers
     blocks = assignment.network.blocks
     own = {
         block: [(place, each.gathered) for place, each in enumerate(block.operations) if each.elements > least]
@@ -72,9 +80,9 @@ class _Coordinator:
 
     def __init__(self, assignment: Assignment, visits: list[Visit], segments: int) -> None:
         self._visits, self._segments = visits, segments
-        self._ahead = int(assignment.knobs["stage3_prefetch_bucket_size"])
-        self._cap = int(assignment.knobs["stage3_max_live_parameters"])
-        self._reuse = int(assignment.knobs["stage3_max_reuse_distance"])
+        self._ahead = int(assignment.knobs[_AHEAD])
+        self._cap = int(assignment.knobs[_CAP])
+        self._reuse = int(assignment.knobs[_REUSE])
         self._next_use = _next_uses(visits)
         self._before = [0]
         for visit in visits:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from ladder.backends.deepspeed.config import engine_knobs
-from ladder.backends.deepspeed.gathering import gathering_of
+from ladder.backends.deepspeed.gathering import SETTINGS, gathering_of
 from ladder.backends.deepspeed.host import pinned_by_deepspeed
 from ladder.backends.deepspeed.stages import Divided, Partitioned, Replicated
 from ladder.step.assignment import Assignment
@@ -45,5 +45,8 @@ class Zero(Assignment):
 
     @cached_property
     def gathering(self) -> Gathering:
-        engine, every = self.candidate.engine, self.candidate.checkpoint_every
-        return self.workload.remembered(("gathering", engine, every, self.ranks), lambda: gathering_of(self))
+        """It is the same with any micro-batch, and with any number of ranks above one."""
+        is_there = self.stage < 3 or (self.ranks == 1 and self.parameter_device == "none")
+        settings = () if is_there else tuple(self.knobs[name] for name in SETTINGS)
+        key = ("gathering", settings, self.candidate.checkpoint_every, self.ranks > 1)
+        return self.workload.remembered(key, lambda: gathering_of(self))
