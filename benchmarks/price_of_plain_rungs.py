@@ -26,7 +26,6 @@ from recorded import SWEEPS, Sweep, recorded_sweeps
 from search import percentile, regret_of
 from search_cases import ACCUMULATIONS, Case, Problem, search, simulated_cases
 
-from ladder.backends.base import Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.belief import believe
@@ -88,7 +87,7 @@ def is_own(candidate: Candidate) -> bool:
 def error_before(case: Problem, candidate: Candidate) -> float:
     """Of the allocated bytes, before any trial."""
     moments = backend_of(candidate.engine.rung).moments(case.workload, candidate, case.machine.world_size, "cuda")
-    return max(map(allocated, moments)) / truly_allocated(case, candidate) - 1
+    return max(moment.total for moment in moments) / truly_allocated(case, candidate) - 1
 
 
 def truly_allocated(case: Problem, candidate: Candidate) -> float:
@@ -98,11 +97,6 @@ def truly_allocated(case: Problem, candidate: Candidate) -> float:
     assert isinstance(case, Case)
     exact = case.simulated.model_copy(update={"surprise": 0.0, "rank_spread": 0.0})
     return Physics(exact, case.workload, case.machine.world_size).truth(candidate).allocated
-
-
-def allocated(moment: Moment) -> float:
-    states = moment.parameters + moment.gradients + moment.optimizer + moment.live
-    return states + moment.activations + moment.logits + moment.buffers
 
 
 def last_line(found: Sequence[Found]) -> str:

@@ -25,11 +25,11 @@ from pathlib import Path
 
 from physics import mean_size
 
-from ladder.backends.base import START
 from ladder.backends.registry import is_main
 from ladder.candidates import Rung
 from ladder.runs.stored_run import read_run
 from ladder.search.belief import believe
+from ladder.step.ledger import START
 
 RUNS = Path(__file__).parent / "results" / "runs"
 

@@ -22,13 +22,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import START
 from ladder.candidates import Candidate, Problem
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.simulation.paper_machine import read_machine
+from ladder.step.ledger import START
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.problem import make_space, problem_of, split_supported, workload_of

@@ -6,45 +6,24 @@ All other code uses `backend_of` a rung and these methods, and names no backend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ladder.candidates import Candidate, Engine, Export, Rung, Technique
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.step.assignment import Assignment
+from ladder.step.counted import Device
+from ladder.step.host import host_use
+from ladder.step.ledger import Moment
+from ladder.step.walk import as_on_cpu, walked
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Workload
 
-Device = Literal["cuda", "cpu"]
-START = "start"
-"""The name of the moment at which an engine is made. It has to fit too, but a candidate's measured peak is later."""
 Choices = Mapping[str, tuple[bool | int, ...]]
 """By knob: the values to choose from in ascending order, including our default."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Bytes allocated at one moment of a step, by part, before calibration."""
-
-    name: str
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float = 0.0
-    logits: float = 0.0
-    buffers: float = 0.0
-    live: float = 0.0
-    """Parameters gathered by stage 3."""
-
-
-def with_one_dequantised(moments: Sequence[Moment], workload: Workload) -> list[Moment]:
-    """Backward holds one quantised matrix in 16 bits at a time (bitsandbytes' MatMul4Bit); at the loss it is freed."""
-    largest = 2.0 * workload.weights.largest_quantised
-    return [
-        replace(moment, buffers=moment.buffers + largest) if moment.name == "backward" else moment for moment in moments
-    ]
 
 
 @dataclass(frozen=True)
@@ -180,12 +159,27 @@ class Backend(ABC):
     # What it costs
 
     @abstractmethod
+    def assignment(
+        self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
+    ) -> Assignment:
+        """What a rank does in a step of `candidate`, from which its memory follows."""
+
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         """The moments at which a rank's memory may peak; the first is the idle engine after its first step."""
+        key = ("moments", self.name, candidate, world_size, device)
+        return workload.remembered(key, lambda: self._moments(workload, candidate, world_size, device))
 
-    @abstractmethod
+    def _moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
+        found = walked(self.assignment(workload, candidate, world_size, device))
+        if device == "cuda":
+            return found
+        return as_on_cpu(found, self.host_bytes(workload, candidate, world_size)[0] / world_size)
+
     def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        """Bytes that all ranks together offload to host memory, and the page-locked part of it."""
+        """Bytes that all ranks together have in host memory beside their processes, and the page-locked part of it."""
+        key = ("host", self.name, candidate, world_size)
+        use = workload.remembered(key, lambda: host_use(self.assignment(workload, candidate, world_size)))
+        return use.held * world_size, use.pinned * world_size
 
     @abstractmethod
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ladder.backends.activations import usual_block
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed, attention_flops, flops_per_token, forward_flops
+from ladder.step.counted import usual_block
 from ladder.workload.trained import BYTES_OF_A_WEIGHT
 from ladder.workload.workload import Workload
 

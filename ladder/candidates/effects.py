@@ -1,4 +1,4 @@
-"""What a technique changes on a simulated machine."""
+"""What a technique changes in the memory of a step, and in its time on a simulated machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ class Effects:
     """Whether a gated MLP saves the activated gate; if not, its backward works in place."""
     chunked_loss: bool = False
     """Whether the loss processes the logits in chunks and computes their gradients at once."""
+    keeps_casts: bool = True
+    """Whether autocast's copies of weights are kept for backward."""
     traffic: float = 1.0
     """Bytes that element-wise kernels read and write, relative to plain transformers."""
     kernels: float = 1.0

@@ -53,34 +53,14 @@ class Consent:
 
 @dataclass(frozen=True)
 class Terms:
-    """The coefficients of a candidate's memory and time that a technique can change."""
+    """The coefficients of a candidate's time that a technique can change."""
 
     tokens: int
     """Tokens of a micro-step on one rank."""
-    kept: float
-    """Bytes that a block saves for backward per token, and its adapters if it has any."""
-    kept_wide: float
-    """The same where trained weights are in 32 bits, under autocast."""
     traffic: float
     """Bytes that a block's element-wise kernels read and write per token, forward and backward together."""
-    tail: float
-    """Bytes that the final norm saves per hidden value."""
-    loss: float
-    """Bytes of logits and loss."""
-    fixed: float = 0.0
-    """Bytes that a block saves however few the tokens: the changed weights of experts that have adapters."""
-    passing: float = 0.0
-    """Bytes per token that exist only while a block is recomputed."""
-    unforgotten: float = 0.0
-    """Bytes per token that a block keeps even where it is checkpointed: what layers hold in 8 bits read."""
-    unforgotten_wide: float = 0.0
-    """The same under autocast."""
-    master: float = 4.0
-    """Bytes of a master weight."""
     states: float = 8.0
     """Bytes of the optimizer's states of a weight, as Adam's two moments."""
-    fp32_gradient: float = 4.0
-    """Bytes of the optimizer's copy of a gradient; 0 if it uses the gradient itself."""
     update_traffic: float = 44.0
     """Bytes per parameter that an optimizer step on the GPU reads and writes beside the states: master weights,
     gradients in 16 and 32 bits, and the gradient norm (derived)."""
@@ -96,20 +76,14 @@ class Terms:
     """Bytes that the loss reads and writes for each logit."""
     chunks: int = 0
     """In how many chunks of tokens the head and the loss are computed; 0: all at once."""
-    copied: float = 0.0
-    """The share of the weights of which a rank keeps a second copy."""
     across: float = 1.0
     """The share of what stage 3 gathers that crosses from node to node."""
     group: int = 0
     """Ranks of a node that gather among themselves; 0 if none do."""
     owners: int = 0
     """Ranks that divide weights and states among themselves; 0 for all ranks."""
-    weight_copy: float = 2.0
-    """Bytes of the copy that autocast saves of a block's weight."""
     doubts: tuple[tuple[str, float], ...] = ()
     """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
-    loss_doubt: tuple[str, float] = ("logits", 0.12)
-    """The unknown of `loss`, in the same form."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +119,10 @@ class Technique:
     rank_module = ""
     """The module with its part for the ranks, a `RankTechnique` named `TECHNIQUE`; empty if ranks need none."""
     effects = Effects()
-    """Its effects on a simulated machine. They come from other sources than `costs`, so that one can test the other."""
+    """What it changes in the memory of a step, and in its time on a simulated machine. What it says of time comes from
+    other sources than `costs`, so that one can test the other."""
+    loss_doubt: tuple[str, float] | None = None
+    """The unknown of the bytes of its own loss and its standard deviation as a logarithm; None if it has none."""
     why_not = ""
     """What it needs in order to have an effect, for the end of an error message."""
 
@@ -247,7 +224,7 @@ class Technique:
         return model.blocks_with.get(self.name)
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """The candidate's `terms` with this technique."""
+        """The candidate's `terms`, of its time, with this technique."""
         return terms
 
     # What training with it needs

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ladder.backends.activations import logits_of
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Measurement
 from ladder.search.space import Space, same_steps
+from ladder.step.walk import logits_at_once
 from ladder.techniques.registry import TECHNIQUES
 
 _SHARDS_PARAMETERS, _SHARDS_GRADIENTS = 3, 2
@@ -141,4 +141,5 @@ def _is_bound(
         return False
     if candidate.micro_batch > other.micro_batch:
         return shown.emptied and not promises_more_than(other)
-    return shown.had_memory and logits_of(space.workload, other, space.world_size) <= _INDEXED
+    step = backend_of(other.engine.rung).assignment(space.workload, other, space.world_size)
+    return shown.had_memory and logits_at_once(step) <= _INDEXED

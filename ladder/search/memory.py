@@ -16,11 +16,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ladder.backends.activations import terms_of
-from ladder.backends.base import START, Device, Moment
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
+from ladder.step.counted import Device
+from ladder.step.ledger import START, Moment
 from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
 
@@ -29,6 +29,8 @@ UPPER_DEVIATIONS = 2.33
 distribution."""
 _LARGEST_MARGIN = 0.08
 """Of allocated memory. Measured: with a limit of 40 GiB, training with 37.2 GiB allocated reserved 39.5 GiB."""
+_LOGITS_DOUBT = ("logits", 0.1)
+"""The unknown of the bytes of the usual loss, as a logarithm. Chosen: it is known as well as activations."""
 _HOST_PROCESS = 1.9 * GIB
 """Measured: resident memory of a rank that offloads nothing."""
 
@@ -96,7 +98,7 @@ class MemoryCalibration:
 
 
 class _Footprint:
-    """The moments of a candidate and their unknowns: about 12 % of activations and logits, and an offset.
+    """The moments of a candidate and their unknowns: about 10 % of activations and logits (chosen), and an offset.
 
     `started`: the engine is known to start, so that only the moments of its steps count.
     """
@@ -109,15 +111,16 @@ class _Footprint:
         self.moments = [moment for moment in moments if not (started and moment.name == START)]
         key, kind = candidate.engine.states, _kind(candidate)
         # Less is known on a CPU: freed memory is returned late, and libraries keep scratch space.
-        doubt = 1.0 if device == "cuda" else 2.5
-        own = (f"slope:{key}:{kind}", 0.04 * doubt)
+        doubt = 1.0 if device == "cuda" else 3.0
+        own = (f"slope:{key}:{kind}", 0.03 * doubt)
         # With half checkpointing, most activations belong to the half that is not checkpointed.
-        self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.12 * doubt), own)
-        self._logits: Factor = (terms_of(workload, candidate, world_size).loss_doubt, own)
-        self._buffers: Factor = (("buffers", 0.25),)
+        self._activations: Factor = ((f"activations:{kind.replace('half', 'whole')}", 0.1 * doubt), own)
+        losses = (each.loss_doubt for each in candidate.engine.techniques if each.loss_doubt)
+        self._logits: Factor = (next(losses, _LOGITS_DOUBT), own)
+        self._buffers: Factor = (("buffers", 0.15),)
         self._live: Factor = (("live", 0.1),)
         states = self.moments[0].parameters + self.moments[0].optimizer
-        unit = 0.015 * states + 0.2 * GIB if device == "cuda" else 0.25 * states + 32 * MIB
+        unit = 0.01 * states + 0.15 * GIB if device == "cuda" else 0.25 * states + 32 * MIB
         self._offset: Factor = ((f"offset:{key}", unit), (f"offset:{key}:{kind}", 0.3 * unit))
         self.names = names_of(self._activations, self._logits, self._buffers, self._live, self._offset)
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ladder.simulation.assignment import Assignment
-from ladder.simulation.autocast import bytes_cast
-from ladder.simulation.operation import Block, Operation
-from ladder.workload.workload import ModelShape
+from ladder.step.assignment import Assignment
+from ladder.step.autocast import bytes_cast
+from ladder.step.counted import chunk_rows
+from ladder.step.operation import Block, Operation
 
 _TILE = (128, 256)
 """Rows and columns of a product that one multiprocessor computes at a time (CUTLASS on Ampere and Hopper)."""
@@ -55,12 +55,6 @@ class Stretch:
 
     def __add__(self, other: Stretch) -> Stretch:
         return Stretch(self.gpu + other.gpu, self.kernels + other.kernels)
-
-
-def chunk_rows(tokens: int, model: ModelShape) -> int:
-    """Tokens per chunk of a chunked loss (the kernel's source, 0.8.5)."""
-    pieces = -(-model.vocab_size // model.hidden_size)
-    return min(tokens, 1 << max(0, (-(-tokens // pieces) - 1).bit_length()))
 
 
 class Kernels:

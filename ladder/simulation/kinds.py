@@ -1,38 +1,58 @@
-"""The kinds of assignments: those of DeepSpeed's stages, and those of DDP and FSDP2.
+"""What a simulated machine knows of each kind of engine beside its step: those of DeepSpeed, DDP and FSDP2.
 
-A backend says by its `kind` which of them its ranks have.
+A backend says by its `kind` which of them its engines are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine, Rung, Technique
 from ladder.events.protocol import TrialSpec
-from ladder.simulation.allocation import Ledger
-from ladder.simulation.assignment import Assignment
-from ladder.simulation.gathering import Gathering, known_gathering
-from ladder.simulation.host_memory import pinned_by_deepspeed, pinned_by_fsdp2
 from ladder.simulation.plain_clock import PlainClock
-from ladder.simulation.plain_stages import Averaged, Sharded
 from ladder.simulation.step_clock import Rig, StepClock
-from ladder.simulation.unit_gathering import units_gathered
-from ladder.simulation.zero_stages import Divided, Partitioned, Replicated, Stage
+from ladder.step.assignment import Assignment
 from ladder.workload.workload import Workload
 
 _NO_KNOBS = {"stage", "zero_hpz_partition_size"}
 """What a configuration says beside knobs: the rung, and a technique."""
 
 
-class Zero(Assignment):
+class Kind(ABC):
+    """Engines that start and take their time in one way."""
+
+    clock: type[StepClock]
+    """The times of a step."""
+
+    @abstractmethod
+    def engine_in(
+        self, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        """The engine of one of `rungs` that a trial's `spec` describes, with knobs that differ from our defaults."""
+
+    def built_on_host(self, step: Assignment) -> float:
+        """Bytes of a model that every rank builds there before it moves to the GPU."""
+        return 0.0
+
+    def built_in_shards(self, step: Assignment) -> float:
+        """Bytes of a model that is divided while it is built."""
+        return 0.0
+
+    def moved_to_host(self, step: Assignment) -> float:
+        """Bytes of a rank's part of the parameters that are offloaded after they were built on the GPU."""
+        return 0.0
+
+
+class Zero(Kind):
     """DeepSpeed's."""
 
-    @classmethod
+    clock = StepClock
+
     def engine_in(
-        cls, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+        self, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
     ) -> Engine:
         zero, ranks = spec.deepspeed["zero_optimization"], spec.world_size
         devices = [zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")]
@@ -45,44 +65,20 @@ class Zero(Assignment):
         turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
         return Engine(alike[0], turned, techniques)
 
-    @cached_property
-    def knobs(self) -> Mapping[str, bool | int]:
-        return engine_knobs(self.workload, self.candidate.engine, self.ranks)
+    def built_in_shards(self, step: Assignment) -> float:
+        return step.held if step.stage == 3 else 0.0
 
-    @property
-    def masters_in_pages(self) -> bool:
-        return self.stage == 3
-
-    @property
-    def built_in_shards(self) -> float:
-        return self.held if self.stage == 3 else 0.0
-
-    @property
-    def moved_to_host(self) -> float:
-        return self.held_share if self.parameter_device != "none" else 0.0
-
-    def stage_on(self, ledger: Ledger) -> Stage:
-        kinds: dict[int, type[Stage]] = {0: Replicated, 3: Divided}
-        return kinds.get(self.stage, Partitioned)(self, ledger)
-
-    @cached_property
-    def gathering(self) -> Gathering:
-        return known_gathering(self)
-
-    def clock(self, rig: Rig) -> StepClock:
-        return StepClock(self, self.gathering, rig)
-
-    @property
-    def pinned(self) -> list[float]:
-        return list(pinned_by_deepspeed(self))
+    def moved_to_host(self, step: Assignment) -> float:
+        return step.held_share if step.parameter_device != "none" else 0.0
 
 
-class Wrapped(Assignment):
+class Wrapped(Kind):
     """Without DeepSpeed: of DDP at stage 0, of FSDP2 at the others."""
 
-    @classmethod
+    clock = PlainClock
+
     def engine_in(
-        cls, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
+        self, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
     ) -> Engine:
         """From the arguments of accelerate's plugin, which DDP has none of."""
         settings = (0, "none")
@@ -91,41 +87,23 @@ class Wrapped(Assignment):
         found = next(rung for rung in rungs if (rung.stage, rung.offload_param) == settings)
         return Engine(found, (), techniques)
 
-    @property
-    def autocasts(self) -> bool:
-        """Those of DDP; FSDP2 gathers them in 16 bits."""
-        return self.stage == 0
-
-    @property
-    def loaded(self) -> float:
-        """A rank's part of what rank 0 alone reads before FSDP2 divides it (accelerate, cpu_ram_efficient_loading)."""
-        if self.stage == 0 or self.workload.load_in is not None:
-            return 0.0
-        each = 4.0 if self.workload.lora is None else 2.0
-        return each * self.workload.model.num_parameters / self.ranks
-
-    @property
-    def built_on_host(self) -> float:
-        return self.stored if self.stage else 0.0
-
-    def stage_on(self, ledger: Ledger) -> Stage:
-        return (Sharded if self.stage else Averaged)(self, ledger)
-
-    @cached_property
-    def gathering(self) -> Gathering:
-        return units_gathered(self)
-
-    def clock(self, rig: Rig) -> StepClock:
-        return PlainClock(self, self.gathering, rig)
-
-    @property
-    def pinned(self) -> list[float]:
-        return list(pinned_by_fsdp2(self))
+    def built_on_host(self, step: Assignment) -> float:
+        return step.stored if step.stage else 0.0
 
 
-KINDS: dict[str, type[Assignment]] = {"zero": Zero, "wrapped": Wrapped}
+KINDS: dict[str, Kind] = {"zero": Zero(), "wrapped": Wrapped()}
+
+
+def kind_of(candidate: Candidate) -> Kind:
+    """Of the engine of `candidate`."""
+    return KINDS[backend_of(candidate.engine.rung).kind]
 
 
 def assignment_of(workload: Workload, candidate: Candidate, ranks: int) -> Assignment:
     """What the ranks of a trial of `candidate` do."""
-    return KINDS[backend_of(candidate.engine.rung).kind](workload, candidate, ranks)
+    return backend_of(candidate.engine.rung).assignment(workload, candidate, ranks)
+
+
+def clock_of(step: Assignment, rig: Rig) -> StepClock:
+    """The times of `step` on `rig`."""
+    return kind_of(step.candidate).clock(step, step.gathering, rig)

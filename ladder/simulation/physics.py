@@ -1,13 +1,13 @@
-"""How a candidate behaves on a simulated machine: seconds and bytes, independent of the search's models.
+"""How a candidate behaves on a simulated machine: seconds and bytes.
 
-It shares no formula with the search's models, so that it can test them. Memory is the peak of a walk through all
-allocations of a step (`memory_walk`), host memory a list of DeepSpeed's buffers (`host_memory`), and time a simulation
-of host, GPU, links and bus in parallel (`step_clock`), all based on the operations of transformers' modules
-(`operations`). DDP and FSDP2 have stages, gathering and a clock of their own (`kinds`). Recorded sweeps show how
-accurate it is: benchmarks/physics.py measures its error (benchmarks/results/search/physics.txt).
+Memory is that of the same walk through a step from which the search predicts it (`ladder.step`), bent by what differs
+between machines: each part takes more or less than was counted, one rank needs more than the others, the allocator
+fragments, and libraries take memory of their own. Time is a simulation of host, GPU, links and bus in parallel
+(`step_clock`), which shares no formula with the search's model of it, so that it can test it. Recorded sweeps show how
+accurate both are: benchmarks/physics.py measures their error (benchmarks/results/search/physics.txt).
 
-Each machine deviates by its own factors, some kernels by their shapes, and the allocator fragments and slows down near
-the limit. All deviations follow from the seed.
+Each machine deviates by its own factors, some kernels by their shapes, and the allocator slows down near the limit. All
+deviations follow from the seed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from ladder.backends.registry import BACKENDS, family_of, is_main
+from ladder.backends.registry import BACKENDS, backend_of, family_of, is_main
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.events.protocol import TrialSpec
-from ladder.simulation.allocation import Ledger
-from ladder.simulation.assignment import Assignment
-from ladder.simulation.host_memory import HostUse, host_use
 from ladder.simulation.kernel_time import Chip
-from ladder.simulation.kinds import KINDS, assignment_of
-from ladder.simulation.memory_walk import MemoryWalk, walk_memory
+from ladder.simulation.kinds import KINDS, assignment_of, clock_of, kind_of
 from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.simulation.step_clock import Rig, StepClock
+from ladder.step.assignment import Assignment
+from ladder.step.counted import Device
+from ladder.step.host import host_use
+from ladder.step.ledger import PARTS, START
 from ladder.techniques.keys import technique_labelled
 from ladder.units import GIB
 from ladder.workload.workload import Workload
@@ -75,9 +74,9 @@ _CORE_BYTES, _NODE_BYTES = 5e9, 350e9
 _PIN_BYTES, _PAGE_BYTES = 10e9, 8e9
 """Bytes per second of pinning host memory, and of touching it for the first time, by one rank (measured:
 benchmarks/results/1xh200-pinning). The ranks of a node together are at most four times as fast (chosen)."""
+_PROCESS = 1.68 * GIB
+"""Resident memory of a rank that offloads nothing (measured: 1.62 to 1.79 GiB in recorded sweeps without offload)."""
 _CONTEXT, _NCCL = 0.8 * GIB, 0.7 * GIB
-
-Device = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +140,14 @@ class Physics:
 
     def start_seconds(self, candidate: Candidate) -> tuple[float, float]:
         """Seconds to build the model and to initialise the engine, from the memory to fill, pin and write."""
-        assignment = assignment_of(self._workload, candidate, self._world_size)
-        use, together = host_use(assignment), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
+        step, kind = assignment_of(self._workload, candidate, self._world_size), kind_of(candidate)
+        use, together = host_use(step), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
         model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
-        model += together * assignment.built_on_host / _PAGE_BYTES
-        model += assignment.built_in_shards / self._world_size / 10e9
-        model += assignment.moved_to_host / self.rig.bus + 2.0 * assignment.moved_to_host / _PAGE_BYTES
-        engine = 0.3 + 14.0 * assignment.share / 40e9
-        engine += together * (use.pinned / _PIN_BYTES + max(0.0, use.offloaded - use.pinned) / _PAGE_BYTES)
+        model += together * kind.built_on_host(step) / _PAGE_BYTES
+        model += kind.built_in_shards(step) / self._world_size / 10e9
+        model += kind.moved_to_host(step) / self.rig.bus + 2.0 * kind.moved_to_host(step) / _PAGE_BYTES
+        engine = 0.3 + 14.0 * step.share / 40e9
+        engine += together * (use.pinned / _PIN_BYTES + max(0.0, step.pageable()) / _PAGE_BYTES)
         engine += use.disk / self.rig.drive
         factor = self._stray("start")
         return model * factor, engine * factor
@@ -189,43 +188,45 @@ class Physics:
     def _truth(self, candidate: Candidate) -> Truth:
         assignment = assignment_of(self._workload, candidate, self._world_size)
         use = host_use(assignment)
-        walk = self._walk(assignment, use)
+        totals = self._totals(candidate)
+        moment = max((name for name in totals if name != START), key=lambda name: totals[name])
         fullest_rank = 1 + self._machine.rank_spread if self._world_size > 1 else 1.0
-        allocated = walk.peak * fullest_rank
+        allocated = totals[moment] * fullest_rank
         margin = random.Random(f"{self._machine.seed} fragments {candidate.key}").uniform(0.005, 0.05)
         reserved = int(allocated * (1 + margin * min(1.0, self._machine.surprise)))
         outside = 0
         if self._device == "cuda":
             outside = int((_CONTEXT + (_NCCL if self._world_size > 1 else 0)) * self._stray("outside"))
         accumulate, update = self._seconds(assignment)
-        host = use.resident * self._world_size * self._stray("host", family_of(candidate.engine.rung))
+        host = (_PROCESS + use.held) * self._world_size * self._stray("host", family_of(candidate.engine.rung))
         return Truth(
             accumulate_seconds=accumulate,
             boundary_seconds=update,
             allocated=int(allocated),
             reserved=reserved,
             outside=outside,
-            at_start=walk.at_start + outside,
-            moment=walk.moment if walk.moment != "initialisation" else "step",
+            at_start=int(totals.get(START, 0.0)) + outside,
+            moment=moment if moment != "initialisation" else "step",
             host=int(host),
             disk=int(use.disk * self._world_size),
         )
 
-    def _walk(self, assignment: Assignment, use: HostUse) -> MemoryWalk:
-        """The walk with this machine's factors; CPU ranks have offloaded states on the same device."""
-        name = assignment.candidate.engine.rung.name
-        factors = {kind: self._stray(kind) for kind in ("logits", "buffers", "live")}
-        for kind in ("activations", "recomputed"):
-            factors[kind] = self._stray(kind) * self._stray("engine_variant_time", f"memory {name}")
-        factors["states"] = self._stray("states", name)
-        ledger = Ledger(factors)
-        if self._device == "cpu":
-            ledger.take("offloaded", use.offloaded)
-        return walk_memory(assignment, assignment.gathering, ledger)
+    def _totals(self, candidate: Candidate) -> dict[str, float]:
+        """Bytes allocated at the fullest of each of a candidate's moments, with this machine's factors."""
+        rung = candidate.engine.rung
+        kept = "recomputed" if candidate.gradient_checkpointing else "activations"
+        factors = {part: self._stray(part) for part in ("logits", "buffers", "live")}
+        factors["activations"] = self._stray(kept) * self._stray("engine_variant_time", f"memory {rung.name}")
+        of_states = self._stray("states", rung.name)
+        totals: dict[str, float] = {}
+        for moment in backend_of(rung).moments(self._workload, candidate, self._world_size, self._device):
+            total = sum(factors.get(part, of_states) * getattr(moment, part) for part in PARTS)
+            totals[moment.name] = max(totals.get(moment.name, 0.0), total)
+        return totals
 
     def _seconds(self, assignment: Assignment) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
-        candidate, clock = assignment.candidate, assignment.clock(self.rig)
+        candidate, clock = assignment.candidate, clock_of(assignment, self.rig)
         accumulate, boundary = _micro_steps(clock, candidate)
         update = clock.update() + boundary - accumulate
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ladder.simulation.operation import Block
 from ladder.simulation.step_clock import StepClock
+from ladder.step.operation import Block
 
 _BUCKET = 25 * 2**20 // 4
 """Elements of a bucket of fp32 gradients (defined by DDP's `bucket_cap_mb`)."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ladder.simulation.assignment import Assignment
-from ladder.simulation.gathering import Gathering
 from ladder.simulation.kernel_time import Chip, Kernels, Stretch
-from ladder.simulation.operation import Block
+from ladder.step.assignment import Assignment
+from ladder.step.gathering import Gathering
+from ladder.step.operation import Block
 
 # Host work, in seconds. Measured on the hosts of benchmarks/results/sweeps (benchmarks/physics.py), in steps whose
 # kernels are too short to matter.

@@ -32,9 +32,8 @@ class Bf16States(Technique):
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """Half the bytes for all states, no fp32 copy of the gradient, and half the traffic."""
-        states, traffic = workload.state_bytes(2.0), terms.update_traffic / 2
-        return replace(terms, master=2.0, states=states, fp32_gradient=0.0, update_traffic=traffic)
+        """Half the bytes for all states, and half the traffic."""
+        return replace(terms, states=workload.state_bytes(2.0), update_traffic=terms.update_traffic / 2)
 
 
 BF16_STATES = Bf16States()

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Export, Library, Problem, Rung, Technique, Terms
+from ladder.candidates import Candidate, Consent, Effects, Export, Library, Problem, Rung, Technique, Terms
 from ladder.workload.workload import Workload
 
 _OLDER = re.compile(
@@ -51,6 +51,8 @@ class Fp8(Technique):
     breaks_as_one = True
     loss_tolerance = _LOSS_TOLERANCE
     loads_on_all_ranks = True
+    # Inputs are saved in 16 bits as ever, and cast once more in backward; of weights no copy is saved.
+    effects = Effects(keeps_casts=False)
 
     def refusal(self, workload: Workload, device: str) -> str:
         if device == "cpu":
@@ -65,11 +67,9 @@ class Fp8(Technique):
         return problem.device == "cuda" and not is_older and not rung.devices
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """Inputs are saved in 16 bits as ever, and cast once more in backward; of weights no copy is saved."""
         compiles = any(technique.slot == "compiler" for technique in candidate.engine.techniques)
         return replace(
             terms,
-            weight_copy=0.0,
             compute=terms.compute * (_COMPILED if compiles else _IN_PYTHON),
             doubts=(*terms.doubts, (self.name, _DOUBT)),
         )

@@ -48,9 +48,9 @@ class Hpz(WithinNodes):
         config["zero_optimization"]["zero_hpz_partition_size"] = self.ranks
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """The copy, and the share of all gathering of a step that is its first forward pass."""
+        """The share of all gathering of a step that is its first forward pass."""
         gathered = candidate.accumulation * (2.0 + 0.5 * candidate.checkpointed)  # as in `deepspeed.step_terms`
-        return replace(terms, copied=1 / self.ranks, group=self.ranks, across=1 / gathered)
+        return replace(terms, group=self.ranks, across=1 / gathered)
 
 
 HPZ = Hpz()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Effects, Export, Library, Problem, Rung, Technique, Terms
+from ladder.step.counted import chunk_rows
 from ladder.workload.workload import Workload
 
 _LARGE_VOCABULARY = 100_000
@@ -37,6 +38,7 @@ class Liger(Technique):
     changes_blocks = True
     replaces_kernels = True
     breaks_as_one = True
+    loss_doubt = ("logits:liger", 0.2)  # measured candidates never had their peak there
 
     def refusal(self, workload: Workload, device: str) -> str:
         if not self._knows(workload):
@@ -61,16 +63,11 @@ class Liger(Technique):
         )
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """The final norm keeps its 16-bit input and its output; the loss is fused."""
         return replace(
             terms,
-            tail=4,
-            loss=_fused_loss(workload, terms.tokens),
-            chunks=-(-terms.tokens // _chunk(workload, terms.tokens)),
+            chunks=-(-terms.tokens // chunk_rows(terms.tokens, workload.model)),
             moved_by_loss=_MOVED_BY_LOSS,
             doubts=(*terms.doubts, (self.name, _COMPUTE_DOUBT)),
-            # Measured candidates never had their peak there.
-            loss_doubt=(f"logits:{self.name}", 0.2),
         )
 
     def environment(self, world_size: int) -> dict[str, str]:
@@ -95,24 +92,6 @@ class Liger(Technique):
 
     def _knows(self, workload: Workload) -> bool:
         return workload.task == "causal-lm" and self.block_of(workload.model) is not None
-
-
-def _fused_loss(workload: Workload, tokens: int) -> float:
-    """Bytes of Liger's fused linear cross-entropy, which computes the logits in chunks (liger-kernel 0.8.5, ops/).
-
-    A chunk's 16-bit logits are about as many as the hidden values of `tokens`, with rows rounded up to a power of two;
-    their gradient overwrites them. The gradients of hidden states and head are computed at once; the head's needs a
-    temporary product of the same size.
-    """
-    h, vocabulary = workload.model.hidden_size, workload.model.vocab_size
-    of_head = 4 * vocabulary * h if workload.weights.trains_head else 0
-    return float(2 * _chunk(workload, tokens) * vocabulary + 2 * tokens * h + of_head)
-
-
-def _chunk(workload: Workload, tokens: int) -> int:
-    """Tokens of a chunk."""
-    rows = -(-tokens // -(-workload.model.vocab_size // workload.model.hidden_size))
-    return min(tokens, 1 << (rows - 1).bit_length())
 
 
 LIGER = Liger()

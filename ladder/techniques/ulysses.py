@@ -98,17 +98,12 @@ class Ulysses(Technique):
         del config["train_batch_size"]
 
     def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """A rank keeps its part of a sequence, and the output of attention before and after the exchange.
-
-        There are copies while heads are exchanged (measured: 6 to 8 bytes per value of the queries). Queries, keys,
-        values and the output of attention are exchanged in each pass.
-        """
+        """Queries, keys, values and the output of attention are exchanged in each pass."""
         model = workload.model
-        shared = 2 * model.num_heads * model.head_dim
         heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
         passes = 2.0 + candidate.checkpointed
         sent = passes * model.num_layers * terms.tokens * 2.0 * heads * (world_size - 1) / world_size
-        return replace(terms, kept=terms.kept + shared, passing=terms.passing + 3 * shared, exchange=sent)
+        return replace(terms, exchange=sent)
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Variables for accelerate's ParallelismConfig, which the Trainer's files cannot set."""

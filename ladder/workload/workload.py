@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ladder.text import digest_of
 from ladder.workload.lora import Lora
@@ -17,6 +17,7 @@ Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Source = Literal["bundled", "hub", "folder", "file"]
+Computed = TypeVar("Computed")
 
 
 def mixed_precision(dtype: str) -> str:
@@ -168,6 +169,22 @@ class Workload:
     def width(self) -> float:
         """Bytes of a value in the precision of the training."""
         return 4.0 if self.dtype == "fp32" else 2.0
+
+    @cached_property
+    def _known(self) -> dict[Hashable, Any]:
+        return {}
+
+    def remembered(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
+        """What `compute` returns, which must depend on nothing but the workload and `key`; once for each key.
+
+        A search asks for the same sums again and again, and a workload has no hash.
+        """
+        known = self._known
+        try:
+            found: Computed = known[key]
+        except KeyError:
+            found = known[key] = compute()
+        return found
 
     def state_bytes(self, width: float = 4.0) -> float:
         """Bytes of the optimizer's states for each trained parameter, of which it has the weight in `width` bytes."""

@@ -9,7 +9,8 @@ import torch
 from helpers import make_candidate
 from helpers.saved_bytes import kept_by
 
-from ladder.backends.activations import activations_of
+from ladder.backends.registry import MAIN
+from ladder.step.walk import kept
 from ladder.trial.count import counted
 from ladder.workload.counted import Counted
 from ladder.workload.shapes import shape_from_config
@@ -72,7 +73,7 @@ def predicted(family: str) -> float:
     task: Task = "masked-lm" if family in ENCODERS else "causal-lm"
     workload = Workload(model=shape, task=task, seq_len=TOKENS, global_batch_size=1)
     candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
-    return activations_of(workload, candidate).kept / 2
+    return kept(MAIN.assignment(workload, candidate, 1)) / 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

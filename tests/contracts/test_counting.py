@@ -21,9 +21,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from ladder import launch
-from ladder.backends.activations import activations_of
+from ladder.backends.registry import MAIN
 from ladder.errors import ModelNotAccessibleError, UsageError
 from ladder.launch.counting import asked_of, counting
+from ladder.step.walk import kept
 from ladder.trial import count_block, count_kernels
 from ladder.trial.count import TooLong, at_most, counted
 from ladder.trial.model_class import model_config
@@ -93,7 +94,7 @@ def test_what_a_frozen_block_with_adapters_keeps_is_what_its_own_code_keeps(fami
     model = shape_of(sizes)
     workload = Workload(model=model, task="causal-lm", seq_len=64, global_batch_size=1, lora=Lora(rank=8))
     candidate = make_candidate("zero0", checkpointing=False, micro_batch=1)
-    assert activations_of(workload, candidate).kept == pytest.approx(two - one, rel=0.02)
+    assert kept(MAIN.assignment(workload, candidate, 1)) == pytest.approx(two - one, rel=0.02)
 
 
 GPT_NEO = {

@@ -14,10 +14,12 @@ from helpers import TINY, TINY_CONFIG, make_candidate, tiny_trial
 from helpers.saved_bytes import kept_by
 from torch._subclasses import FakeTensor
 
-from ladder.backends.activations import activations_of, terms_of
-from ladder.backends.plain.moments import weights_bytes
+from ladder.backends.plain.backend import PLAIN
+from ladder.backends.plain.step import weights_bytes
+from ladder.backends.registry import MAIN
 from ladder.events.as_json import from_plain
 from ladder.events.step_policy import CandidateSpec
+from ladder.step.walk import kept
 from ladder.trial.count import counted
 from ladder.trial.model import build_model, set_checkpointing
 from ladder.trial.model_class import auto_class, model_config
@@ -97,7 +99,7 @@ def test_checkpointed_blocks_keep_their_inputs_and_in_8_bits_those_of_their_laye
     )
     candidate = replace(make_candidate("zero0", checkpointing=True), micro_batch=1)
     more, fewer = (kept_by_forward(tmp_path, load_in, layers) for layers in (4, 2))
-    predicted = activations_of(workload, candidate).kept / 4
+    predicted = kept(MAIN.assignment(workload, candidate, 1)) / 4
     of_a_block = (more - fewer) / 2 - torch.get_rng_state().nbytes  # which checkpointing keeps too, on the host
     assert predicted == pytest.approx(of_a_block, rel=0.02)
 
@@ -155,6 +157,7 @@ def test_a_prepared_model_takes_and_keeps_what_is_counted(tmp_path: Path, family
     )
     (more, _), (fewer, weights) = (of_prepared(tmp_path, workload, layers) for layers in (4, 2))
     copies = 2 * workload.weights.trained / 2  # of a block's adapters, which autocast casts
-    predicted = terms_of(workload, make_candidate("ddp", checkpointing=False), 1).kept_wide
-    assert predicted == pytest.approx(((more - fewer) / 2 - copies) / TOKENS, rel=0.01)
+    candidate = replace(make_candidate("ddp", checkpointing=False), micro_batch=1)
+    predicted = kept(PLAIN.assignment(workload, candidate, 1)) / 2
+    assert predicted == pytest.approx((more - fewer) / 2 - copies, rel=0.01)
     assert weights_bytes(workload) == pytest.approx(weights, rel=1e-6)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.activations import activations_of, terms_of
-from ladder.backends.base import Backend, Device, EmittedTraining, Moment, StepTerms
+from ladder.backends.base import Backend, EmittedTraining, StepTerms
+from ladder.backends.plain.step import Wrapped
+from ladder.backends.terms import terms_of
 from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.step.assignment import Assignment
+from ladder.step.counted import Device
 from ladder.workload.workload import Workload
 
 NAME = "magic"
@@ -47,17 +50,10 @@ class MadeUpBackend(Backend):
     def environment(self, engine: Engine) -> dict[str, str]:
         return {"MAGIC": "1"}
 
-    def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
-        """Weights, two copies of gradients and Adam's moments, in fp32."""
-        trained, kept = 4.0 * workload.weights.trained, activations_of(workload, candidate, world_size)
-        idle = Moment("initialisation", trained, trained, 2 * trained)
-        return [
-            idle,
-            Moment("backward", trained, 2 * trained, 2 * trained, kept.kept + kept.block + kept.tail, kept.logits),
-        ]
-
-    def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        return 0.0, 0.0
+    def assignment(
+        self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
+    ) -> Assignment:
+        return Wrapped(workload, candidate, world_size, device)
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         known = terms_of(workload, candidate, world_size)

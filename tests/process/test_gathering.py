@@ -1,4 +1,4 @@
-"""What the simulator says stage 3 has gathered at most, beside DeepSpeed itself."""
+"""What the walk through a step says stage 3 has gathered at most, beside DeepSpeed itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from helpers.processes import rank_alone
 
-from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.backends.registry import MAIN, RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
-from ladder.simulation.gathering import gathering_of
-from ladder.simulation.kinds import assignment_of
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Workload
 
@@ -66,7 +64,7 @@ def test_as_much_is_gathered_as_deepspeed_gathers(case: str, gathered: dict[str,
     shape = shape_from_config({"model_type": "llama", **SMALL}, name="small", source="file")
     workload = Workload(model=shape, task="causal-lm", seq_len=64, global_batch_size=2)
     engine = Engine(RUNGS_BY_NAME["zero3"], tuple(sorted(zero.items())))
-    gathering = gathering_of(assignment_of(workload, Candidate(engine, checkpoint_every, 1, 1), 2))
+    gathering = MAIN.assignment(workload, Candidate(engine, checkpoint_every, 1, 1), 2).gathering
     # What is on its way is there twice for a moment, which DeepSpeed's own count leaves out; its last parameter may be
     # one more than was asked for.
     assert gathered[case] <= max(gathering.live) <= gathered[case] + ahead + shape.largest_parameter

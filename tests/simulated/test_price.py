@@ -52,5 +52,5 @@ def test_most_tunes_take_as_long_as_was_said_within_a_factor_of_one_and_a_half(t
         for draw in range(2)
         for number, case in enumerate(_CASES)
     ]
-    assert sum(abs(each) < _NEAR for each in off) >= 10, [round(math.exp(each), 2) for each in off]
+    assert sum(abs(each) < _NEAR for each in off) > len(off) / 2, [round(math.exp(each), 2) for each in off]
     assert abs(statistics.median(off)) < _NEAR

@@ -39,7 +39,7 @@ def answer_of(found: ladder.Tuned) -> str:
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        ({"allow": ["bf16-states"]}, {"documented": True}),
+        ({"allow": ["bf16-states"], "global_batch_size": 64}, {"documented": True, "global_batch_size": 64}),
         ({}, {"micro_batches": [1], "rungs": ["zero2+opt-cpu"]}),
         ({}, {"host_memory": "20GiB"}),
         ({"host_memory": "20GiB", "global_batch_size": 64}, {"global_batch_size": 64}),

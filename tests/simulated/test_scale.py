@@ -75,7 +75,7 @@ def test_the_python_call_finds_what_the_command_finds(capsys: pytest.CaptureFixt
 def test_the_table_says_where_nothing_fits_and_the_exit_code_if_it_fits_nowhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = ["scale", "llama-2-7b", "--gpu-memory", "3GiB", "--price", "2", "--gpus"]
+    options = ["scale", "llama-2-7b", "--gpu-memory", "2.8GiB", "--price", "2", "--gpus"]
     assert main([*options, "1,2"]) == 0
     title, one, two = capsys.readouterr().out.splitlines()
     assert "cost/1e9" in title

@@ -114,7 +114,7 @@ def test_once_something_fits_a_trials_first_candidate_decides_about_the_others()
 
 def test_the_first_trial_has_no_candidate_that_would_only_decide_about_the_others():
     """They all run, as there is nothing yet that they have to beat."""
-    space = make_space(memory_limit=60 * GIB)
+    space = make_space(memory_limit=62 * GIB)
     decision = decide(space, ())
     slowest, *others = sorted(
         (believe(space, ()).outlook(each) for each in decision.candidates), key=lambda each: each.tokens_per_second

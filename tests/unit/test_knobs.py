@@ -9,7 +9,6 @@ import pytest
 from helpers import bundled_workload, make_candidate, make_measurement, make_record
 from helpers.searches import make_space
 
-from ladder.backends.base import Device
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import backend_of
@@ -18,6 +17,7 @@ from ladder.events.outcome import Record
 from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knobs_of, less_noise, plain, with_knobs
 from ladder.search.space import Space
+from ladder.step.counted import Device
 from ladder.techniques.keys import candidate_of
 from ladder.tuning.knob_study import next_knobs
 

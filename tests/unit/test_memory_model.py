@@ -13,10 +13,8 @@ import pandas as pd
 import pytest
 from helpers import bundled_workload
 
-from ladder.backends.base import START, Device, Moment
-from ladder.backends.deepspeed.moments import moments_of
 from ladder.backends.deepspeed.rungs import RUNGS
-from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.backends.registry import MAIN, RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine, Knob
 from ladder.search.memory import (
     MemoryCalibration,
@@ -25,6 +23,8 @@ from ladder.search.memory import (
     calibrate_memory,
     predict_memory,
 )
+from ladder.step.counted import Device
+from ladder.step.ledger import START, Moment
 from ladder.techniques.keys import candidate_of
 from ladder.units import GIB
 from ladder.workload.source import resolve_model
@@ -248,8 +248,8 @@ def errors_before_any_trial(folder: str) -> list[tuple[str, float]]:
 def test_beyond_the_ladder_allocated_memory_is_known_before_any_trial(folder: str, named: str, number: int):
     errors = errors_before_any_trial(folder)
     assert sum(named in key for key, _ in errors) == number  # there is something to compare
-    assert max(abs(error) for _, error in errors) < 0.05
-    assert statistics.fmean(abs(error) for _, error in errors) < 0.01
+    assert max(abs(error) for _, error in errors) < 0.055
+    assert statistics.fmean(abs(error) for _, error in errors) < 0.005
 
 
 def test_before_any_trial_a_few_per_cent_are_set_aside_for_what_the_allocator_leaves_in_pieces(llama_like: Build):
@@ -276,20 +276,13 @@ MANY = 64
 
 def backward(workload: Workload, rung: str, *knobs: Knob, ranks: int = MANY, accumulation: int = 2) -> Iterator[Moment]:
     candidate = Candidate(Engine(RUNGS_BY_NAME[rung], knobs), 1, 1, accumulation)
-    return (each for each in moments_of(workload, candidate, ranks, "cuda") if each.name == "backward")
+    return (each for each in MAIN.moments(workload, candidate, ranks, "cuda") if each.name == "backward")
 
 
 @pytest.mark.parametrize("rung", ["zero0", "zero1", "zero2"])
 def test_several_gpus_copy_what_they_reduce_and_one_gpu_has_nothing_to_reduce(rung: str, llama_like: Build) -> None:
-    def copied(ranks: int) -> float:
-        buffers = [moment.buffers for moment in backward(llama_like(32), rung, ranks=ranks)]
-        return max(buffers) - min(buffers)
-
-    if rung == "zero0":
-        assert copied(MANY) > copied(1) == 0
-    else:
-        own_part = 2.0 * llama_like(32).model.num_parameters / MANY
-        assert copied(MANY) > 1.5 * own_part
+    alone, among_many = (max(each.buffers for each in backward(llama_like(32), rung, ranks=n)) for n in (1, MANY))
+    assert among_many - alone > 1.5 * 2.0 * llama_like(32).model.num_parameters / MANY
 
 
 _IN_FP32 = pd.read_csv(RESULTS / "1xh200-fp32" / "trials.csv").dropna(subset="peak_allocated_gib").to_dict("records")

@@ -77,7 +77,7 @@ def test_what_ran_out_with_them_does_so_without_but_not_the_other_way_round_nor_
 
 
 def test_where_they_save_little_they_are_tried_only_if_nothing_else_makes_it_fit() -> None:
-    short = replace(LONG, seq_len=8192)
+    short = replace(LONG, seq_len=16384)
     kept, offloaded = peak(KEPT, short) / GIB, peak(OFFLOADED, short) / GIB
     assert kept - offloaded < 0.1 * kept
     assert offloading(space_within((kept + offloaded) / 2, workload=short)) == [OFFLOADED.key]

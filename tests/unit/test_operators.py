@@ -9,13 +9,13 @@ import pytest
 from helpers import bundled_workload, machine_with
 from helpers.searches import decide, fitting, make_space
 
-from ladder.backends.base import Device
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError
 from ladder.events.outcome import Record
 from ladder.search.auto import auto
 from ladder.search.policy import Measure, walk
 from ladder.search.space import Space, of_main_backend
+from ladder.step.counted import Device
 from ladder.tuning import operators
 from ladder.tuning.building import Building
 from ladder.tuning.operators import OperatorMissingError, Operators

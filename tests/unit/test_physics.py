@@ -13,9 +13,10 @@ from helpers.shapes import SMALL as SMALL_SIZES
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Effects, Engine
-from ladder.simulation.operations import Network
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics, Truth
+from ladder.step.counted import counted_block
+from ladder.step.network import Network
 from ladder.techniques.liger import LIGER
 from ladder.units import GIB
 from ladder.workload.lora import Lora
@@ -46,7 +47,7 @@ def having(workload: Workload = SMALL, **settings: Any) -> Workload:
 
 
 def network(workload: Workload) -> Network:
-    return Network(workload, Effects())
+    return Network(workload, Effects(), counted_block(workload, (), "cuda"))
 
 
 def test_memory_is_what_was_measured(measured_points):

@@ -34,10 +34,7 @@ def peak(rung: str, ranks: int, workload: Workload = LLAMA) -> float:
     """Bytes of the fullest moment with checkpointing and micro-batch 1."""
     candidate = Candidate(Engine(RUNGS_BY_NAME[rung]), 1, 1, 1)
     moments = backend_of(candidate.engine.rung).moments(workload, candidate, ranks, "cuda")
-    return max(
-        each.parameters + each.gradients + each.optimizer + each.activations + each.logits + each.buffers + each.live
-        for each in moments
-    )
+    return max(each.total for each in moments)
 
 
 def proof(rung: str, speed: float) -> Record:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from helpers import bundled_workload
 
-from ladder.backends.activations import terms_of
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.registry import RUNGS_BY_NAME
+from ladder.backends.terms import terms_of
 from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import MachineSpeed, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ladder.backends.base import Choices, Device
+from ladder.backends.base import Choices
 from ladder.backends.deepspeed.config import PIN_MEMORY, engine_knobs
 from ladder.candidates import Candidate, Engine, Rung
+from ladder.step.counted import Device
 from ladder.workload.workload import Workload
 
 _FACTORS = {

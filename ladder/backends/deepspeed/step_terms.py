@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ladder.backends.activations import offloaded_input, terms_of, usual_block
 from ladder.backends.base import StepTerms
 from ladder.backends.deepspeed.config import engine_knobs
+from ladder.backends.deepspeed.step import Zero
+from ladder.backends.terms import terms_of
 from ladder.backends.timing import launch_seconds, optimizer_products, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.step.counted import usual_block
 from ladder.workload.workload import Workload
 
 _HOOKS_OF_AN_ADAPTER = 0.19
@@ -83,7 +85,7 @@ def step_terms(workload: Workload, candidate: Candidate, world_size: int, machin
         gather=gather,
         exchange=known.exchange / machine.link_bytes,
         doubts=known.doubts,
-        inputs=2 * model.num_layers * offloaded_input(workload, candidate, world_size) / machine.pcie_bytes,
+        inputs=2 * model.num_layers * Zero(workload, candidate, world_size).offloaded_input / machine.pcie_bytes,
         hidden=(0.7 if rung.stage < 3 else 0.4) if knobs.get("overlap_comm") else 0.0,
         update=once + _update_seconds(workload, candidate, world_size, machine, known),
     )

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Device, EmittedTraining, Flaw, Moment, StepTerms
+from ladder.backends.base import Backend, EmittedTraining, Flaw, StepTerms
 from ladder.backends.plain.config import fsdp_environment, plain_config
-from ladder.backends.plain.moments import moments_of, on_host
 from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
+from ladder.backends.plain.step import Wrapped
 from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.plain.words import about_weights, accelerate_config, export, trainer_arguments
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.step.assignment import Assignment
+from ladder.step.counted import Device
 from ladder.workload.script import ScriptFacts
 from ladder.workload.workload import Workload
 
@@ -94,11 +96,10 @@ class Plain(Backend):
     def environment(self, engine: Engine) -> dict[str, str]:
         return fsdp_environment(engine.rung)
 
-    def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
-        return moments_of(workload, candidate, world_size, device)
-
-    def host_bytes(self, workload: Workload, candidate: Candidate, world_size: int) -> tuple[float, float]:
-        return on_host(workload, candidate, world_size)
+    def assignment(
+        self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
+    ) -> Assignment:
+        return Wrapped(workload, candidate, world_size, device)
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
         return plain_terms(workload, candidate, world_size, machine)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ladder.backends.activations import terms_of
 from ladder.backends.base import StepTerms
-from ladder.backends.plain.moments import weights_bytes
+from ladder.backends.plain.step import weights_bytes
+from ladder.backends.terms import terms_of
 from ladder.backends.timing import ELEMENT_WISE, launch_seconds, optimizer_products, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
 from ladder.machine.machine_speed import MachineSpeed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ladder.candidates import Effects
-from ladder.simulation.operation import Block, Operation
+from ladder.step.operation import Block, Operation
 from ladder.workload.workload import Workload
 
 _CAST = 6.0

@@ -1,23 +1,22 @@
-"""What the ranks of a simulated trial do: one candidate of a workload, with its settings as numbers."""
+"""What the ranks of an engine do in a step of one candidate, with its settings as numbers.
+
+Each backend has its own kinds, which add what is particular to their engines: see `Backend.assignment`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from ladder.candidates import Candidate, Effects, Engine, Rung, Technique
-from ladder.events.protocol import TrialSpec
-from ladder.simulation.operations import Network
-from ladder.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from ladder.simulation.allocation import Ledger
-    from ladder.simulation.gathering import Gathering
-    from ladder.simulation.step_clock import Rig, StepClock
-    from ladder.simulation.zero_stages import Stage
+from ladder.candidates import Candidate, Effects
+from ladder.step.counted import Device, counted_block
+from ladder.step.gathering import Gathering
+from ladder.step.ledger import Ledger
+from ladder.step.network import Network
+from ladder.step.stage import Stage
+from ladder.workload.workload import CountedBlock, Workload
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,11 @@ class Assignment(ABC):
     workload: Workload
     candidate: Candidate
     ranks: int
+    device: Device = "cuda"
 
     @property
     def stage(self) -> int:
         return self.candidate.engine.rung.stage
-
-    @classmethod
-    @abstractmethod
-    def engine_in(
-        cls, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
-    ) -> Engine:
-        """The engine of one of `rungs` that a trial's `spec` describes, with knobs that differ from our defaults."""
 
     @abstractmethod
     def stage_on(self, ledger: Ledger) -> Stage:
@@ -48,44 +41,27 @@ class Assignment(ABC):
     def gathering(self) -> Gathering:
         """Which parameters are gathered when, in one micro-step."""
 
-    @abstractmethod
-    def clock(self, rig: Rig) -> StepClock:
-        """The times of its steps."""
+    def pinned(self) -> Iterable[float]:
+        """Bytes of each buffer in page-locked memory, before they are rounded up."""
+        return ()
+
+    def pageable(self) -> float:
+        """Bytes of what it offloads to other memory of the host."""
+        return 0.0
+
+    def disk(self) -> float:
+        """Bytes of what it offloads to a drive."""
+        return 0.0
 
     @property
-    @abstractmethod
-    def pinned(self) -> list[float]:
-        """Bytes of each buffer in page-locked memory, before they are rounded up."""
+    def loaded(self) -> float:
+        """Bytes of a model that a rank reads on the host at first."""
+        return 0.0
 
     @property
     def autocasts(self) -> bool:
         """Whether fp32 weights are cast for each product."""
         return False
-
-    @property
-    def loaded(self) -> float:
-        """Bytes of a rank's part of a model that is read on the host."""
-        return 0.0
-
-    @property
-    def masters_in_pages(self) -> bool:
-        """Whether master weights that are offloaded are in pageable memory."""
-        return False
-
-    @property
-    def built_on_host(self) -> float:
-        """Bytes of a model that every rank builds there before it moves to the GPU."""
-        return 0.0
-
-    @property
-    def built_in_shards(self) -> float:
-        """Bytes of a model that is divided while it is built."""
-        return 0.0
-
-    @property
-    def moved_to_host(self) -> float:
-        """Bytes of a rank's part of the parameters that are offloaded after they were built on the GPU."""
-        return 0.0
 
     @property
     def optimizer_device(self) -> str:
@@ -111,8 +87,17 @@ class Assignment(ABC):
         return combined
 
     @cached_property
+    def counted(self) -> CountedBlock:
+        """What a block was counted to do."""
+        return counted_block(self.workload, self.candidate.engine.techniques, self.device)
+
+    @cached_property
     def network(self) -> Network:
-        return Network(self.workload, self.effects, self.autocasts)
+        def build() -> Network:
+            return Network(self.workload, self.effects, self.counted, self.autocasts, self.device)
+
+        key = ("network", self.effects, self.counted, self.autocasts, self.device)
+        return self.workload.remembered(key, build)
 
     @property
     def trained(self) -> int:
@@ -125,19 +110,41 @@ class Assignment(ABC):
         return self.workload.weights.bytes_held
 
     @property
+    def width(self) -> float:
+        """Bytes of a value in the precision of the training."""
+        return self.workload.width
+
+    @property
     def stored(self) -> float:
-        """Bytes of all parameters as plain torch stores them: those that are trained in fp32."""
-        return self.held + self.workload.weights.bytes_widened + 2.0 * self.trained
+        """Bytes of all parameters between steps, on all their owners together."""
+        return self.held
 
     @property
     def stream_bytes(self) -> float:
         """Of a value on the residual stream: fp32 embeddings begin an fp32 stream under autocast."""
-        return 4.0 if self.autocasts and (self.workload.lora is None or self.workload.prepare_kbit) else 2.0
+        is_wide = self.autocasts and (self.workload.lora is None or self.workload.prepare_kbit)
+        return 4.0 if is_wide else self.width
 
     @property
     def gradient_bytes(self) -> float:
         """Of an element of a gradient as autograd accumulates it, which is of its parameter's type."""
-        return 4.0 if self.autocasts else 2.0
+        return 4.0 if self.autocasts else self.width
+
+    @property
+    def master_bytes(self) -> float:
+        """Of the optimizer's copy of a weight."""
+        return self.effects.master_bytes
+
+    @property
+    def copied_gradient_bytes(self) -> float:
+        """Of the optimizer's copy of a gradient; 0 where it takes the gradient itself."""
+        return 0.0 if self.workload.dtype == "fp32" else self.effects.gradient_bytes
+
+    @property
+    def state_bytes(self) -> float:
+        """Of the optimizer's states of a weight, as Adam's two moments."""
+        usual = self.effects.master_bytes
+        return self.workload.state_bytes(usual) * self.effects.moment_bytes / usual
 
     @property
     def group(self) -> int:
@@ -157,13 +164,20 @@ class Assignment(ABC):
     @property
     def held_share(self) -> float:
         """Bytes of a rank's partition of all parameters."""
-        return 2.0 * self.share if self.workload.weights.is_whole else self.held / self.owners
+        return self.held / self.owners
 
     @cached_property
     def tokens(self) -> int:
         """Tokens of a micro-step on one rank."""
-        whole = self.candidate.micro_batch * self.workload.seq_len
-        return whole // self.ranks if self.effects.shares_sequence else whole
+        whole = self.candidate.micro_batch * self.workload.sample_len
+        return whole // self.candidate.engine.ranks_of_a_sequence(self.ranks)
+
+    @property
+    def offloaded_input(self) -> float:
+        """Bytes of a layer's input that a rank offloads to the host; 0 without offloaded activations."""
+        if not self.candidate.offload_activations:
+            return 0.0
+        return self.width * self.tokens * self.workload.model.hidden_size
 
     @property
     def accumulates(self) -> bool:

@@ -23,12 +23,16 @@ class Operation:
     """The number of its parameters."""
     trained: bool = True
     """Its parameters have gradients."""
+    share: float = 1.0
+    """Of its parameters: those that have, where a script trains a part, or blocks share them with others."""
     held: float = 2.0
     """Bytes of an element of its matrix."""
     reads: str = ""
     """What its matrix reads, as `Matrix.reads` has it."""
     saves: float = 0.0
     """Bytes saved for backward."""
+    saves_input: bool = False
+    """That is its input itself, and no copy of it."""
     for_weight: float = 0.0
     """The part of `saves` that only gradients of weights need."""
     stays: float = 0.0
@@ -65,7 +69,7 @@ class Operation:
     def gradients(self) -> tuple[int, ...]:
         """Elements of each gradient that its backward creates."""
         sizes = (self.weight[0] * self.weight[1], self.others)
-        return tuple(size for size in sizes if size) if self.trained else ()
+        return tuple(round(self.share * size) for size in sizes if size) if self.trained else ()
 
     @property
     def gathered(self) -> int:
@@ -82,9 +86,14 @@ class Block:
     """Backward goes through it: itself or an earlier block has something to train."""
 
     @cached_property
+    def gradients(self) -> tuple[int, ...]:
+        """Elements of each gradient, in the order in which backward creates them."""
+        return tuple(size for each in reversed(self.operations) for size in each.gradients)
+
+    @cached_property
     def trained(self) -> int:
         """Elements of its parameters that have gradients."""
-        return sum(sum(each.gradients) for each in self.operations)
+        return sum(self.gradients)
 
     @cached_property
     def num_trained(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ladder.simulation.operation import Block, Operation
+from ladder.step.operation import Block, Operation
 from ladder.workload.modules import Module
 from ladder.workload.trained import BYTES_OF_A_WEIGHT, adapted_of, adapter_elements, frozen_of
 from ladder.workload.workload import Workload
@@ -21,6 +21,7 @@ class PartlyTrained:
 
     def __init__(self, workload: Workload) -> None:
         self._lora, self._load_in = workload.lora, workload.load_in
+        self._width = workload.width
         self._num_layers, self._tied = workload.model.num_layers, workload.model.tied
         self._trains_head = workload.weights.trains_head
         self._matrices = [each for each in workload.model.modules if each.size and each.share and each.elements]
@@ -84,7 +85,7 @@ class PartlyTrained:
                     held.add(operation.reads)
                     operations[-1] = replace(operations[-1], stays=2.0 * matrix.inputs)
                 if matrix in self._targets and of.get(_next_product(plain, place)) is not matrix:
-                    operations[-1] = replace(operations[-1], ends=operations[-1].ends + 2.0 * matrix.inputs)
+                    operations[-1] = replace(operations[-1], ends=operations[-1].ends + self._width * matrix.inputs)
                     operations += [replace(each, beside=True) for each in self._adapter(matrix)]
             elif operation.name == "biases":
                 operations += self._biases(operation, plain, of, matrices) if trains else [_frozen(operation)]
@@ -116,41 +117,41 @@ class PartlyTrained:
 
     def _adapter(self, matrix: Module) -> list[Operation]:
         """peft's passes beside a layer: result + B(A(dropout(x))) · scaling, each a kernel or two."""
-        lora, inputs, outputs = self._lora, matrix.inputs, matrix.outputs
+        lora, inputs, outputs, width = self._lora, matrix.inputs, matrix.outputs, self._width
         assert lora is not None
         if matrix.kind == "experts":  # their weights are changed before each pass, and saved as they then are
-            size = 2.0 * matrix.size
+            size = width * matrix.size
             both = adapter_elements(lora, matrix)
             return [Operation(name="changed experts", others=both, tensors=2, fixed=size, unpacks=size, kernels=8)]
         operations = []
         if lora.dropout > 0:
-            mask_and_copy, passed = 3.0 * inputs, 2.0 * inputs
+            mask_and_copy, passed = (1.0 + width) * inputs, width * inputs
             operations.append(
                 Operation(name="adapter dropout", saves=mask_and_copy, makes=passed, ends=passed, traffic=5.0 * inputs)
             )
         clone = 4.0 * outputs if self._load_in == "4bit" else 0.0  # peft clones the result of a 4-bit layer
         operations += [
             Operation(
-                name="adapter A", weight=(inputs, lora.rank), tensors=1, makes=2.0 * inputs, ends=2.0 * lora.rank
+                name="adapter A", weight=(inputs, lora.rank), tensors=1, makes=width * inputs, ends=width * lora.rank
             ),
             Operation(
                 name="adapter B",
                 weight=(lora.rank, outputs),
                 tensors=1,
-                saves=2.0 * lora.rank,
-                makes=2.0 * lora.rank,
-                ends=2.0 * outputs,
+                saves=width * lora.rank,
+                makes=width * lora.rank,
+                ends=width * outputs,
             ),
             Operation(
                 name="adapter sum",
-                makes=2.0 * outputs,
+                makes=width * outputs,
                 traffic=10.0 * outputs + clone,
                 returns=4.0 * outputs + 6.0 * inputs,  # scaling, and adding to the input's gradient
                 kernels=3 if clone else 2,
             ),
         ]
         if lora.dora:
-            operations.append(_magnitude(matrix))
+            operations.append(_magnitude(matrix, width))
         return operations
 
     def _biases(
@@ -190,16 +191,16 @@ def _frozen(operation: Operation) -> Operation:
     return replace(operation, trained=False, saves=operation.saves - operation.for_weight)
 
 
-def _magnitude(matrix: Module) -> Operation:
+def _magnitude(matrix: Module, width: float) -> Operation:
     """DoRA's magnitudes: the norm of the changed weight, which is written for it, and two products with the output."""
     return Operation(
         name="adapter magnitude",
         others=matrix.outputs,
         tensors=1,
-        saves=4.0 * matrix.outputs,
-        makes=2.0 * matrix.outputs,
-        ends=2.0 * matrix.outputs,
+        saves=2.0 * width * matrix.outputs,
+        makes=width * matrix.outputs,
+        ends=width * matrix.outputs,
         traffic=14.0 * matrix.outputs,
-        unpacks=2.0 * matrix.size,
+        unpacks=width * matrix.size,
         kernels=12,
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ladder.simulation.assignment import Assignment
-from ladder.simulation.gathering import Fetch, Gathering, num_segments
+from ladder.step.assignment import Assignment
+from ladder.step.gathering import Fetch, Gathering, nothing_gathered, num_segments
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class _Unit:
 def units_gathered(assignment: Assignment) -> Gathering:
     """The gathering of all units in one micro-step; empty for DDP."""
     if assignment.stage == 0:
-        return Gathering((0,) * num_segments(assignment.workload.model.num_layers), ())
+        return nothing_gathered(assignment.workload.model.num_layers)
     return _Hooks(assignment).play()
 
 
@@ -56,6 +56,8 @@ class _Hooks:
         self._fetches: list[Fetch] = []
         self._held: dict[int, int] = {}
         """Elements of gathered units, by their place."""
+        self._sum = 0
+        """Of these."""
         self._buffer = 0
         """Elements of the buffer that is kept from the last gathering."""
         self._segment = num_segments(assignment.workload.model.num_layers) // 2
@@ -70,21 +72,25 @@ class _Hooks:
         return Gathering(tuple(self._live), tuple(self._fetches))
 
     def _note(self, segment: int, more: int = 0) -> None:
-        self._live[segment] = max(self._live[segment], sum(self._held.values()) + self._buffer + more)
+        self._live[segment] = max(self._live[segment], self._sum + self._buffer + more)
 
     def _forward(self, place: int, unit: _Unit) -> None:
         self._fetches.append(Fetch(unit.forward, unit.forward, unit.elements))
         if not self._alone:
             self._note(unit.forward, more=unit.elements)
             self._buffer = unit.elements
-        self._held[place] = unit.elements
+        self._hold(place, unit)
         self._note(unit.forward)
         if not unit.stays:
-            del self._held[place]
+            self._sum -= self._held.pop(place)
+
+    def _hold(self, place: int, unit: _Unit) -> None:
+        self._held[place] = unit.elements
+        self._sum += unit.elements
 
     def _backward(self, place: int, unit: _Unit) -> None:
         if place not in self._held:
-            self._held[place] = unit.elements
+            self._hold(place, unit)
             self._note(unit.backward, more=0 if self._alone else unit.elements)
         if place and place - 1 not in self._held:
             before = self._units[place - 1]
@@ -93,4 +99,4 @@ class _Hooks:
         for segment in range(self._segment, unit.backward + 1):
             self._note(segment)
         self._segment = unit.backward + 1
-        del self._held[place]
+        self._sum -= self._held.pop(place)

@@ -1,4 +1,4 @@
-"""A model as a list of operations, taken from transformers' sources.
+"""A model as a list of operations: their order from transformers' sources, and their sums as its blocks were counted.
 
 Memory and time are computed by walking through the list.
 """
@@ -9,15 +9,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Effects
-from ladder.simulation.autocast import Autocast
-from ladder.simulation.operation import Block, Operation
-from ladder.simulation.partly_trained import PartlyTrained
+from ladder.step.autocast import Autocast
+from ladder.step.counted import (
+    SCORES_AT_ONCE,
+    Device,
+    kept_under_autocast,
+    scores_in_32_bits,
+    usual_block,
+)
+from ladder.step.operation import Block, Operation
+from ladder.step.partly_trained import PartlyTrained
 from ladder.workload.modules import Module
-from ladder.workload.workload import ModelShape, Workload
+from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
 _SAVED_BY_ACTIVATION = {"relu": 0, "gelu_new": 8}
 """Bytes per value besides the output (derived from transformers): ReLU saves only its output; `gelu_new`, which is
 Python code, saves its input, half of it, the tangent and one more sum. Others save their input."""
+
+
+_OF_EXCHANGES = 4.0
+"""Bytes for each value of the queries that exchanges of heads leave until a block's backward is over: 2 are the output
+of attention in its other layout. Measured: 2 to 6 with Llama-3.2-1B on two H200 (benchmarks/results/2xh200-more-rungs).
+"""
 
 
 @dataclass(frozen=True)
@@ -26,8 +39,11 @@ class Network:
 
     workload: Workload
     effects: Effects
+    counted: CountedBlock
+    """What a block does with the engine's kernels, in the precision of the training."""
     autocasts: bool = False
     """Trained weights are fp32, under autocast."""
+    device: Device = "cuda"
 
     @property
     def model(self) -> ModelShape:
@@ -38,7 +54,17 @@ class Network:
         """All transformer blocks, from the input on."""
         plain = (Block(self.block),) * self.model.num_layers
         blocks = plain if self._parts is None else self._parts.blocks(self.block)
-        return blocks if self._autocast is None else self._autocast.blocks(blocks)
+        if self._autocast is None:
+            return blocks
+        changed = self._autocast.blocks(blocks)
+        wanted = kept_under_autocast(self.workload, self.counted)
+        if not wanted:
+            return changed
+        # One that trains everything was counted, or one that trains adapters alone.
+        like = changed[-1:] if self.workload.prepare_kbit else self._autocast.blocks([Block(self.block)])
+        factor = wanted / sum(each.saves for each in like[0].operations if not each.beside)
+        scaled = {block: _with_saves(block, factor) for block in set(changed)}
+        return tuple(scaled[block] for block in changed)
 
     @cached_property
     def _autocast(self) -> Autocast | None:
@@ -46,7 +72,8 @@ class Network:
 
     @cached_property
     def _parts(self) -> PartlyTrained | None:
-        return None if self.workload.weights.is_whole else PartlyTrained(self.workload)
+        is_whole = self.workload.lora is None and not self.workload.freeze
+        return None if is_whole else PartlyTrained(self.workload)
 
     @cached_property
     def block(self) -> tuple[Operation, ...]:
@@ -61,7 +88,54 @@ class Network:
             operations += self._plain_net()
         missing = self._block_elements - sum(operation.elements for operation in operations)
         biases = Operation(name="biases", others=max(0, missing), tensors=self._num_biases, kernels=0)
-        return (*operations, biases)
+        return self._as_counted([*operations, biases])
+
+    def _as_counted(self, operations: list[Operation]) -> tuple[Operation, ...]:
+        """`operations` that together save what was counted; their gradients have the width of the training."""
+        counted, length = self.counted, self.workload.seq_len
+        for_weights = sum(each.for_weight for each in operations)
+        others = sum(each.saves for each in operations) - for_weights
+        of_weights = counted.kept_for_weights / for_weights if for_weights else 0.0
+        kept = counted.kept + counted.kept_by_length * length - of_weights * for_weights
+        of_others, wider = max(0.0, kept) / others, self.workload.width / 2
+        scores = scores_in_32_bits(self.model, usual_block(self.model), self.device) if wider > 1 else 0.0
+        own = self._block_elements / max(self._block_elements, sum(each.elements for each in operations))
+        share, scaled = own * self._share, []
+        for each in operations:
+            again = each.for_weight * of_weights
+            more = SCORES_AT_ONCE * scores * length if each.name == "scores" else 0.0
+            wide = replace(
+                each,
+                saves=(each.saves - each.for_weight) * of_others + again,
+                for_weight=again,
+                makes=each.makes * wider,
+                ends=each.ends * wider,
+                scratch=each.scratch * wider + more,
+                share=share,
+            )
+            scaled.append(self._exchanged(wide) if each.name == "scores" else wide)
+        return tuple(scaled)
+
+    def _exchanged(self, scores: Operation) -> Operation:
+        """With sequence parallelism, heads are exchanged for tokens: what was exchanged is kept in both layouts, and
+        each exchange makes copies on both sides.
+        """
+        if not self.effects.shares_sequence:
+            return scores
+        q, k = (number * self.model.head_dim for number in (self.model.num_heads, self.model.num_kv_heads))
+        return replace(
+            scores,
+            saves=scores.saves + _OF_EXCHANGES * q,
+            scratch=scores.scratch + 4.0 * q,
+            traffic=scores.traffic + 8.0 * (q + k),
+        )
+
+    @cached_property
+    def _share(self) -> float:
+        """Of all elements those that a script trains, wherever they are."""
+        weights = self.workload.weights
+        is_named = self.workload.lora is not None or bool(self.workload.freeze)
+        return 1.0 if is_named else weights.trained / max(1, weights.total - weights.still)
 
     @cached_property
     def table(self) -> int:
@@ -73,25 +147,23 @@ class Network:
     def head(self) -> int:
         return self.model.vocab_size * self.model.hidden_size
 
-    @cached_property
-    def norm(self) -> Operation:
-        """A norm before attention or MLP; its gradient is added to that of the residual stream."""
-        return self._norm("norm", self.model.hidden_size)
-
     @property
     def trained_table(self) -> int:
         """Elements of `table` that have a gradient."""
-        return self.table if self._parts is None else max(0, self._parts.trained_of(self.table))
+        return round(self._share * self.table) if self._parts is None else max(0, self._parts.trained_of(self.table))
 
     @property
     def trained_head(self) -> int:
         """Elements of the head's gradient; 0 if it has none."""
-        return self.head if self.workload.weights.trains_head else 0
+        return round(self._share * self.head) if self.workload.weights.trains_head else 0
 
     @cached_property
     def last_norm(self) -> Operation:
         """The norm before the head."""
-        norm = self.norm if self._parts is None else self._parts.last_norm(self.norm)
+        norm, wider = self._norm("norm", self.model.hidden_size), self.workload.width / 2
+        if wider > 1:
+            norm = replace(norm, saves=norm.saves * wider, for_weight=norm.for_weight * wider, scratch=norm.scratch)
+        norm = norm if self._parts is None else self._parts.last_norm(norm)
         return norm if self._autocast is None else self._autocast.operation(norm)
 
     @property
@@ -135,6 +207,7 @@ class Network:
             others=width * (1 if self.model.gated_mlp else 2),
             tensors=1 if self.model.gated_mlp else 2,
             saves=saves * width,
+            saves_input=kernels == 1 or self.effects.norm_keeps < 1.0,
             for_weight=for_weight * width,
             makes=2.0 * width,
             ends=4.0 * width,
@@ -182,14 +255,11 @@ class Network:
     def _scores(self, q: int, k: int, share: float) -> Operation:
         """Rotary positions and SDPA, which saves queries, keys, values, output, and one fp32 number per head.
 
-        Its backward sums the gradient of queries in fp32. With sequence parallelism, heads are exchanged for tokens:
-        the output of attention is kept in both layouts, and each exchange makes copies on both sides.
+        Its backward sums the gradient of queries in fp32.
         """
         length, heads = self.workload.seq_len, self.model.num_heads
         saves, scratch = 4.0 * q + 4.0 * k + 4.0 * heads, 4.0 * q
         rotary = 20.0 * (q + k) if self.model.gated_mlp else 4.0 * q
-        if self.effects.shares_sequence:
-            saves, scratch, rotary = saves + 2.0 * q, scratch + 4.0 * q, rotary + 8.0 * (q + k)
         if self.model.is_encoder_decoder:
             # T5 adds a bias to the scores in Python: their softmax in fp32 and in 16 bits, and a mask of dropout.
             saves += 7.0 * heads * length
@@ -298,3 +368,13 @@ class Network:
         """Bytes of dropout's mask per output value of attention or MLP."""
         rate = self.model.config.get("dropout", self.model.config.get("resid_pdrop", 0.1))
         return 0.0 if self.model.gated_mlp or not rate else 1.0
+
+
+def _with_saves(block: Block, factor: float) -> Block:
+    """`block` whose operations save so many times as much, but for those of adapters."""
+    return replace(
+        block,
+        operations=tuple(
+            each if each.beside else replace(each, saves=each.saves * factor) for each in block.operations
+        ),
+    )

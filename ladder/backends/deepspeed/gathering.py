@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
 
-from ladder.simulation.assignment import Assignment
+from ladder.step.assignment import Assignment
+from ladder.step.gathering import Fetch, Gathering, nothing_gathered, num_segments
+
+_LEAST, _AHEAD, _CAP, _REUSE = SETTINGS = (
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+)
+"""The knobs on which gathering depends."""
 
 
 @dataclass(frozen=True)
@@ -25,72 +33,17 @@ class Visit:
     elements: int
 
 
-@dataclass(frozen=True)
-class Fetch:
-    """Parameters that are gathered together."""
-
-    issued: int
-    """The segment in which the transfer begins."""
-    needed: int
-    """The first segment that waits for it."""
-    elements: int
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """All gathering in a micro-step."""
-
-    live: tuple[int, ...]
-    """By segment: the most elements that are gathered at the same time, including temporary copies."""
-    fetches: tuple[Fetch, ...]
-
-
-def num_segments(num_layers: int) -> int:
-    """Segments: embeddings; layers forward; head and loss with their backward; layers backward; embeddings backward."""
-    return 2 * num_layers + 3
-
-
 def gathering_of(assignment: Assignment) -> Gathering:
     """The gathering for stage 3; empty for other stages, and for one rank with its parameters on the GPU."""
-    segments = num_segments(assignment.workload.model.num_layers)
+    layers = assignment.workload.model.num_layers
     if assignment.stage < 3 or (assignment.ranks == 1 and assignment.parameter_device == "none"):
-        return Gathering((0,) * segments, ())
-    return _Coordinator(assignment, _visits(assignment), segments).play()
-
-
-def known_gathering(assignment: Assignment) -> Gathering:
-    """`gathering_of`, cached for all micro-batches."""
-    return gathering_of(assignment) if assignment.stage < 3 else _played(_Key(assignment))
-
-
-class _Key:
-    """A cache key: an assignment, compared by what the gathering depends on."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        workload, engine = assignment.workload, assignment.candidate.engine
-        model, partly = workload.model, (workload.lora, workload.load_in, workload.freeze)
-        shape = (model.model_type, model.num_parameters, model.num_layers, model.hidden_size, model.vocab_size)
-        self._facts = (
-            *(shape, partly, engine.rung, engine.knobs),
-            *(assignment.candidate.checkpoint_every, assignment.ranks),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self._facts == other._facts
-
-    def __hash__(self) -> int:
-        return hash(self._facts)
-
-
-@lru_cache(maxsize=256)
-def _played(key: _Key) -> Gathering:
-    return gathering_of(key.assignment)
+        return nothing_gathered(layers)
+    return _Coordinator(assignment, _visits(assignment), num_segments(layers)).play()
 
 
 def _visits(assignment: Assignment) -> list[Visit]:
     """The trace of a micro-step, without parameters that stay on every rank."""
-    least, layers = assignment.knobs["stage3_param_persistence_threshold"], assignment.workload.model.num_layers
+    least, layers = assignment.knobs[_LEAST], assignment.workload.model.num_layers
     blocks = assignment.network.blocks
     own = {
         block: [(place, each.gathered) for place, each in enumerate(block.operations) if each.elements > least]
@@ -115,7 +68,9 @@ def _visits(assignment: Assignment) -> list[Visit]:
         if assignment.recomputes(layer):
             visits += pass_of(layer, segment, backward=False)
         visits += pass_of(layer, segment, backward=True)
-    if not assignment.network.trained_table:
+    # A tied table is not there again until its own backward. Seen with Llama-3.2-1B and long sequences, where it would
+    # be another 0.5 GiB (benchmarks/results/1xh200-more-rungs and 2xh200-more-rungs).
+    if not assignment.network.trained_table or assignment.workload.model.tied:
         return visits
     return [*visits, Visit(2 * layers + 2, table.parameter, table.elements)]
 
@@ -125,9 +80,9 @@ class _Coordinator:
 
     def __init__(self, assignment: Assignment, visits: list[Visit], segments: int) -> None:
         self._visits, self._segments = visits, segments
-        self._ahead = int(assignment.knobs["stage3_prefetch_bucket_size"])
-        self._cap = int(assignment.knobs["stage3_max_live_parameters"])
-        self._reuse = int(assignment.knobs["stage3_max_reuse_distance"])
+        self._ahead = int(assignment.knobs[_AHEAD])
+        self._cap = int(assignment.knobs[_CAP])
+        self._reuse = int(assignment.knobs[_REUSE])
         self._next_use = _next_uses(visits)
         self._before = [0]
         for visit in visits:

@@ -1,0 +1,1 @@
+"""A step of training as operations, and its memory, read off a walk through them."""
