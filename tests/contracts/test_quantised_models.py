@@ -88,9 +88,8 @@ def visible_bytes() -> int:
 def test_checkpointed_blocks_keep_their_inputs_and_in_8_bits_those_of_their_layers(
     tmp_path: Path, load_in: LoadIn | None
 ) -> None:
-    model = replace(TINY, num_layers=4)
     workload = Workload(
-        model=model,
+        model=TINY,
         task="causal-lm",
         seq_len=TOKENS,
         global_batch_size=1,
@@ -99,7 +98,7 @@ def test_checkpointed_blocks_keep_their_inputs_and_in_8_bits_those_of_their_laye
     )
     candidate = replace(make_candidate("zero0", checkpointing=True), micro_batch=1)
     more, fewer = (kept_by_forward(tmp_path, load_in, layers) for layers in (4, 2))
-    predicted = kept(MAIN.assignment(workload, candidate, 1)) / 4
+    predicted = kept(MAIN.assignment(workload, candidate, 1)) / TINY.num_layers
     of_a_block = (more - fewer) / 2 - torch.get_rng_state().nbytes  # which checkpointing keeps too, on the host
     assert predicted == pytest.approx(of_a_block, rel=0.02)
 
