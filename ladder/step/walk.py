@@ -25,8 +25,8 @@ Measured: in every measurement, 0.065 GiB more than the model states."""
 
 _LOGITS_ON_CPU = 4 / 3
 """What a CPU holds of logits and loss over what a GPU does: the model's own logits and their gradient too. Measured:
-four dense types in bf16 and two in fp32, four stages, three ways of checkpointing (benchmarks/types_on_cpu.py). A
-mixture of experts took 9 to 40 % more than is predicted so."""
+four dense types in bf16 and two in fp32, four stages, three ways of checkpointing (benchmarks/types_on_cpu.py). Two
+mixtures of experts took 1 to 9 % more than is predicted so."""
 
 
 def walked(assignment: Assignment) -> list[Moment]:
