@@ -22,9 +22,7 @@ _NEVER_DROPPED = {"attention_probs_dropout_prob": 0.0}
 """On the CPU a mask of dropout takes two bytes, and on GPUs one."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("n_layer", {"hidden_size": 64, "n_head": 4}),
-    "codegen": ("n_layer", _OLD | {"rotary_dim": 8}),
     "gemma3_text": ("num_hidden_layers", _USUAL | {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 64}),
-    "gpt_neox": ("num_hidden_layers", _USUAL),
     "gptj": ("n_layer", _OLD | {"rotary_dim": 8}),
     "megatron-bert": ("num_hidden_layers", _USUAL | _NEVER_DROPPED),
     "modernbert": ("num_hidden_layers", _USUAL | {"pad_token_id": 0, "local_attention": 64}),

@@ -12,7 +12,6 @@ from faults.provocation import ENDLESS, FaultyBench, Once, a_step_of, outcome_of
 from helpers import is_alive, there, tiny_trial
 from helpers.tunes import on_paper
 
-from ladder.events.outcome import Record
 from ladder.search.policy import STRATEGIES
 from ladder.search.space import REFUSED
 from ladder.tuning.tune_events import Note, TuneEvent
@@ -69,27 +68,18 @@ def test_the_same_sigkill_is_a_host_oom_only_if_the_kernels_count_moved(
     assert not any(map(is_alive, happen.processes))
 
 
-def tune_a_7b_model(folder: Path, host_memory: str, **options: Any) -> list[Record]:
-    """All records of a tune on two GPUs of 40 GiB."""
-    machine: dict[str, Any] = {"machine": "a100-40", "gpus": 2, "host_memory": host_memory}
-    tuned = on_paper(folder, "llama-2-7b", documented=True, backend="deepspeed", **machine, **options)
-    return list(tuned.output.result.records)
-
-
-def is_refused(record: Record) -> bool:
-    return record.outcome.moment == REFUSED
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_tried(
     tmp_path: Path, strategy: str
 ) -> None:
     """7 billion parameters offloaded need 36 to 161 GiB of host memory: 32 GiB is too little for any such rung."""
     notes: list[TuneEvent] = []
-    records = tune_a_7b_model(tmp_path, "32GiB", strategy=strategy, callbacks=[notes.append])
+    on_two: dict[str, Any] = {"machine": "a100-40", "gpus": 2, "host_memory": "32GiB", "backend": "deepspeed"}
+    tuned = on_paper(tmp_path, "llama-2-7b", documented=True, strategy=strategy, callbacks=[notes.append], **on_two)
+    records = tuned.output.result.records
     told = [event.text for event in notes if isinstance(event, Note)]
     offloaded = [record for record in records if "-cpu" in record.candidate_key]
-    assert offloaded == [record for record in records if is_refused(record)]
+    assert offloaded == [record for record in records if record.outcome.moment == REFUSED]
     for record in offloaded:
         assert record.outcome.kind == "host_oom"
         assert there(record.outcome.bytes_asked) > 32 * GIB
@@ -97,9 +87,3 @@ def test_a_rung_that_would_exceed_host_memory_is_refused_with_figures_and_never_
         assert any(record.candidate_key in note and "refused" in note for note in told)
     if strategy != "auto":  # which need not ask for what it believes cannot fit
         assert offloaded
-
-
-def test_with_enough_host_memory_the_same_rungs_are_tried(tmp_path: Path) -> None:
-    records = tune_a_7b_model(tmp_path, "1TiB", strategy="exhaustive")
-    assert any("-cpu" in record.candidate_key for record in records)
-    assert not any(map(is_refused, records))

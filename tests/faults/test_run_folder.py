@@ -77,9 +77,6 @@ def refused(folder: Path, kind: type[LadderError] = EnvironmentFaultError, *, ad
     return sentence
 
 
-# Torn tails
-
-
 # Damage
 
 
@@ -141,9 +138,6 @@ def test_what_optuna_dashboard_notes_down_is_no_damage(copied: Path) -> None:
     with (copied / "journal.log").open("a") as journal:
         journal.write(json.dumps({"op_code": 3, "worker_id": "x", "study_id": 0, "system_attr": {"note": "hi"}}) + "\n")
     assert records_in(copied) == RECORDS
-
-
-# Histories of others
 
 
 # Disks

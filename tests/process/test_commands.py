@@ -31,22 +31,6 @@ def test_help_and_plan_are_printed_without_loading_anything_heavy(arguments: lis
     assert "tune" in said
 
 
-@pytest.mark.parametrize(
-    ("act", "heavy"),
-    [
-        ("import ladder.emit", {"torch", "deepspeed", "transformers", "accelerate", "pydantic"}),
-        (
-            "from ladder.workload.source import resolve_model; resolve_model('tiny-llama')",
-            {"huggingface_hub", "transformers", "torch"},
-        ),
-    ],
-    ids=["emitting", "a bundled name"],
-)
-def test_what_needs_no_heavy_library_loads_none(act: str, heavy: set[str]) -> None:
-    code = f"import sys; {act}; print('loaded:', *sorted({heavy!r} & set(sys.modules)))"
-    assert python(code).stdout == "loaded:\n"
-
-
 def test_a_tune_loads_no_pandas_and_only_a_simulated_one_a_simulator(tmp_path: Path) -> None:
     code = (
         "import sys, ladder.tuning.run; assert 'ladder.simulation.launcher' not in sys.modules;"

@@ -89,15 +89,6 @@ def test_a_model_is_tuned_on_text_with_checkpointing_if_it_can(
     assert answer["ladder"]["environment"]["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"
 
 
-def test_the_second_plan_counts_nothing_again(tmp_path: Path) -> None:
-    write_model(tmp_path, FAMILIES["gemma3"])
-    first, second = (ladder(*PLAN, folder=tmp_path) for _ in range(2))
-    assert (first.status, second.status) == (0, 0), first.errors
-    assert first.errors == "Counting what model type 'gemma3' has with transformers, once.\n"
-    assert second.errors == ""
-    assert first.output == second.output
-
-
 def test_without_torch_a_bundled_model_is_planned_and_another_one_says_what_is_missing(tmp_path: Path) -> None:
     """A finder that hides torch stands for an environment without it: removing it here would end all other tests."""
     write_model(tmp_path, FAMILIES["gemma3"])

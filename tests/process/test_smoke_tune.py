@@ -12,7 +12,6 @@ import pytest
 from helpers import SMALL_TUNE, Finished, ladder
 
 from ladder.candidates import checkpointing_name
-from ladder.cli.main import main
 from ladder.emit import load_best_config
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for the small tune, which a busy machine disturbs
@@ -98,39 +97,6 @@ def test_the_same_command_again_starts_no_trial_and_gives_the_same_answer(
     assert after == before
     assert "\ntrial " not in again.errors
     assert again.num_left == 0
-
-
-without_gpus = pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="for machines without GPUs")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["opt-125m", "--seq-len", "9999"], 2, "2048 positions"),
-        (["tiny-llama", "--output", "missing/best_config.json"], 4, "cannot be written"),
-        (["tiny-llama", "--run-dir", "file/run"], 4, "--run-dir"),
-        pytest.param(["tiny-llama", "--gpus", "3"], 2, "--gpus 0 (CPU)", marks=without_gpus),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_what_cannot_work_is_said_in_one_sentence_before_any_trial(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    status: int,
-    words: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "file").touch()
-    assert main(["tune", *(() if "--gpus" in arguments else ("--gpus", "0")), *arguments]) == status
-    said = capsys.readouterr()
-    assert said.out == ""
-    last = said.err.strip().splitlines()[-1]
-    assert last.startswith("ladder: ")
-    assert words in last
-    assert not (tmp_path / "ladder-runs").exists()
 
 
 def test_the_proof_times_the_products_of_the_model_alone(small_tune_done: tuple[Path, Finished]) -> None:

@@ -263,15 +263,6 @@ def test_an_answer_for_several_nodes_says_so_in_its_job(tmp_path: Path) -> None:
     assert "srun --nodes=2 --ntasks-per-node=1 bash best_config.launch.sh" in launch
 
 
-def test_a_file_that_was_edited_is_not_exported(
-    written: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edited = tmp_path / "best_config.json"
-    edited.write_text(json.dumps({**written.document, "gradient_clipping": 7}))
-    assert main(["export", str(edited)]) == 2
-    assert "changed after ladder wrote it" in capsys.readouterr().err
-
-
 ADAPTERS = Lora(rank=16, alpha=32, dropout=0.05)
 
 

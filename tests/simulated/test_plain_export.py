@@ -11,7 +11,6 @@ import yaml
 from helpers.answers import answer
 
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.cli.main import main
 from ladder.emit import emit_all
 from ladder.emit.config import load_best_config
 from ladder.emit.exporters.registry import exported
@@ -88,11 +87,3 @@ def test_scripts_for_torchrun_and_slurm_name_no_file_of_deepspeed(tmp_path: Path
         assert " --fsdp --fsdp_config " in text
         assert "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true" in text
     assert "--gradient_accumulation_steps 2" in text
-
-
-def test_deepspeed_gets_nothing_and_the_sentence_names_another_export(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text_for(tmp_path, "trainer", "ddp")
-    assert main(["export", str(tmp_path / "best_plain.json"), "--for", "deepspeed"]) == 2
-    assert "use --for accelerate or trainer" in capsys.readouterr().err

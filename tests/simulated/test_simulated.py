@@ -15,12 +15,11 @@ from ladder.candidates import Candidate, Engine
 from ladder.errors import UsageError
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import StepPolicy
-from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import judge
 from ladder.launch.base import Deadlines
 from ladder.machine.machine_speed import peak_flops
 from ladder.simulation.launcher import SimulatedLauncher
-from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
+from ladder.simulation.paper_machine import machine_files, read_machine
 from ladder.tuning.trial_request import trial_spec
 from ladder.units import GIB
 
@@ -28,21 +27,15 @@ WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
 A100 = read_machine("a100-80")
 
 
-def make_trial(
-    rung: str = "zero2", *sizes: int, world_size: int = 4, memory: int = 80 * GIB, **changes: Any
-) -> tuple[TrialSpec, list[Candidate]]:
+def make_trial(rung: str) -> tuple[TrialSpec, Candidate]:
+    """Of one candidate, on four GPUs of 80 GiB."""
     engine = Engine(RUNGS_BY_NAME[rung])
-    workload = dataclasses.replace(WORKLOAD, global_batch_size=16 * world_size)
-    candidates = [Candidate(engine, True, size, 16 // size) for size in sizes or (1, 2)]
+    candidate = Candidate(engine, True, 1, 16)
     nvme = Path("/simulated") if "nvme" in engine.rung.devices else None
-    config = deepspeed_config(workload, engine, micro_batch=1, accumulation=2, world_size=world_size, nvme_path=nvme)
-    seen, machine = [as_a_rank_sees(each) for each in candidates], A100.machine(world_size)
-    spec = trial_spec("0001", Path("/nowhere"), workload, machine, engine, config, seen, steps=StepPolicy())
-    return dataclasses.replace(spec, memory_limit=memory, **changes), candidates
-
-
-def run(spec: TrialSpec, machine: SimulatedMachine = A100) -> TrialRun:
-    return SimulatedLauncher(machine).run(spec, Deadlines(), lambda rank, event: None)
+    config = deepspeed_config(WORKLOAD, engine, micro_batch=1, accumulation=2, world_size=4, nvme_path=nvme)
+    seen, machine = [as_a_rank_sees(candidate)], A100.machine(4)
+    spec = trial_spec("0001", Path("/nowhere"), WORKLOAD, machine, engine, config, seen, steps=StepPolicy())
+    return dataclasses.replace(spec, memory_limit=80 * GIB), candidate
 
 
 def test_every_bundled_machine_can_be_read_and_its_gpu_is_known():
@@ -70,8 +63,9 @@ def test_a_machine_file_that_makes_no_sense_is_one_sentence(tmp_path: Path, text
     ],
 )
 def test_a_trial_fails_as_its_machine_is_told_to(rung: str, machine: dict[str, Any], kind: str):
-    spec, candidates = make_trial(rung, 1)
-    records = judge(run(spec, A100.model_copy(update=machine)), WORKLOAD, candidates)
+    spec, candidate = make_trial(rung)
+    launcher = SimulatedLauncher(A100.model_copy(update=machine))
+    records = judge(launcher.run(spec, Deadlines(), lambda rank, event: None), WORKLOAD, [candidate])
     assert records[0].outcome.kind == kind
     if kind == "gpu_oom":
         assert records[0].outcome.moment == "engine"

@@ -99,8 +99,3 @@ def test_unless_it_is_allowed_no_sequence_is_shared_and_the_user_is_told_that_it
     assert found.answer is None
     assert not any("ulysses" in record.candidate_key for record in found.result.records)
     assert remedies(found.result.space).techniques == (ULYSSES,)
-
-
-def test_what_cannot_be_shared_is_not_allowed_in_vain(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='allow="ulysses" has no effect here: sequences are shared at stage 3'):
-        tuned_for_sequences(tmp_path, rungs=["zero2"], allow=["ulysses"])

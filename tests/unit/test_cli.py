@@ -38,7 +38,6 @@ COMMANDS = (
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["tune", "tiny-llama", "--map", "micro_batch=--bs"], "--map is about the options of a script"),
         (["run", "none.json"], "'none.json' does not exist"),
         (["verify", "none.json"], "'none.json' does not exist"),
         (["tune", "tiny-llama", "--no-such-option"], "--no-such-option"),
@@ -50,10 +49,6 @@ COMMANDS = (
         (["tune", "tiny-llama", "--dtype", "fp8"], "fp8"),
         (["tune", "tiny-llama", "--rung", "zero9"], "--rung zero9 is unknown"),
         (["tune", "tiny-llama", "--gradient-clipping", "inf"], "--gradient-clipping: inf is not valid"),
-        (
-            ["tune", "tiny-llama", "--tolerance", "0.1", "--strategy", "walk"],
-            "--tolerance has no effect with --strategy",
-        ),
         (["explain", "--why", "zero9"], "--why zero9 is unknown"),
         (["export", "--for", "nothing"], "'--for': 'nothing' is not one of"),
     ],

@@ -18,7 +18,6 @@ from ladder.search.decisions import Measure, Stop
 from ladder.search.knobs import knobs_of, less_noise, plain, with_knobs
 from ladder.search.space import Space
 from ladder.step.counted import Device
-from ladder.techniques.keys import candidate_of
 from ladder.tuning.knob_study import next_knobs
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)
@@ -58,16 +57,6 @@ def test_every_choice_reaches_deepspeed(rung):
             places = offloads if name == "pin_memory" else [zero]
             assert places
             assert all(place[name] == value for place in places)
-
-
-def test_a_key_tells_the_candidate_whatever_its_knobs():
-    turned = with_knobs(WORKLOAD, WINNER, {"overlap_comm": False, "sub_group_size": 50_000_000, "pin_memory": False}, 4)
-    for candidate in (WINNER, SLOWER, turned):
-        assert candidate_of(candidate.key, 16) == candidate
-    assert plain(turned) == with_knobs(WORKLOAD, WINNER, knobs_of(WORKLOAD, WINNER.engine, 4), 4) == WINNER
-    for text in ("", "zero2 ckpt=on mb=0", "zero2[ ckpt=on mb=1"):
-        with pytest.raises(ValueError, match="not a candidate's key"):
-            candidate_of(text, 16)
 
 
 def play(space: Space, num_trials: int, speed_of_unpinned: float) -> list[Record]:

@@ -77,7 +77,7 @@ def test_a_candidate_s_key_and_the_answer_say_what_is_checkpointed_and_by_which_
 
 @pytest.mark.parametrize(
     "name",
-    ["zero9+liger", *(f"zero3+{each}" for each in ("hpz", "hpz=1", "hpz=x", "hpz=08", "liger=8", "liger=", "x"))],
+    ["zero9+liger", *(f"zero3+{each}" for each in ("hpz", "hpz=1", "hpz=x", "hpz=08", "liger=8", "liger=", "x["))],
 )
 def test_what_is_no_engine_is_none(name: str) -> None:
     with pytest.raises(KeyError):

@@ -223,14 +223,6 @@ def test_an_interrupted_tune_proves_nothing_and_goes_on_where_it_was(tmp_path: P
     assert not tried & measured_again
 
 
-def test_a_spent_time_budget_ends_the_search_and_the_best_is_proven_all_the_same(tmp_path: Path) -> None:
-    tune(tmp_path / "run", Pretender(larger_is_faster), cancelled=iter([False, True, True, True, True]).__next__)
-    result = tune(tmp_path / "run", launcher := Pretender(larger_is_faster), time_budget=0.0)
-    assert "time budget" in result.stopped
-    assert [spec.proof for spec in launcher.specs] == [True] * len(launcher.specs)
-    assert result.answer is not None
-
-
 @pytest.mark.parametrize(("gain", "kept"), [(0.5, True), (0.99, False)])
 def test_knobs_that_gain_more_than_noise_are_in_the_answer_and_others_are_not(
     tmp_path: Path, gain: float, kept: bool
