@@ -112,7 +112,9 @@ class _Writer:
         self.model_class = auto.__name__
         # While this object exists, transformers divides what it loads, as in the Trainer.
         self._divides = HfDeepSpeedConfig(spec.deepspeed) if spec.zero_stage == 3 else None
-        self._model = auto.from_pretrained(generation.weights, local_files_only=True, **arguments).eval()
+        self._model = auto.from_pretrained(
+            generation.weights, local_files_only=True, use_safetensors=True, trust_remote_code=False, **arguments
+        ).eval()
         if spec.device == "cuda" and {"cpu", "disk"} & set(
             map(str, getattr(self._model, "hf_device_map", {}).values())
         ):

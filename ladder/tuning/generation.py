@@ -44,7 +44,8 @@ from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model, weights_of
 from ladder.workload.workload import Workload
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = "*.safetensors"
+"""Files that trials load; others may hold code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def run_generation(
         possible, left_out = sorted_out(problem)
         require_writable(output, read_files(options, workload.model))
         folder = Path(options.model).resolve() if workload.model.source == "folder" else None
-        weights = [path for each in _WEIGHTS for path in sorted(folder.glob(each))] if folder is not None else []
+        weights = sorted(folder.glob(_WEIGHTS)) if folder is not None else []
         _, facts = run_fingerprint(workload, machine, dict(problem.versions))
         facts |= {name: str(getattr(problem, name)) for name in ("prompt_len", "new_tokens", "batches", "load_in")}
         facts["weights"] = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in weights]

@@ -170,6 +170,10 @@ def test_no_code_of_ours_uses_a_shell_an_unsafe_loader_or_weights() -> None:
     assert found == []
 
 
+SAFELY = {"local_files_only": True, "use_safetensors": True, "trust_remote_code": False}
+"""How weights are loaded: from this host, from files that hold numbers alone, without code from beside them."""
+
+
 def dangers(node: ast.AST) -> list[str]:
     """Why a line of source must not be: what it loads could be code, or what it runs could be data."""
     if isinstance(node, ast.Import) and any(alias.name.split(".")[0] in ("pickle", "marshal") for alias in node.names):
@@ -179,8 +183,9 @@ def dangers(node: ast.AST) -> list[str]:
             return [f"yaml.{node.attr}"]
         if (node.value.id, node.attr) in (("os", "system"), ("os", "popen"), ("torch", "load")):
             return [f"{node.value.id}.{node.attr}"]
-    if isinstance(node, ast.Attribute) and node.attr == "from_pretrained":
-        return ["from_pretrained"]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "from_pretrained":
+        given = {each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)}
+        return [] if given.items() >= SAFELY.items() else ["from_pretrained"]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
         return [node.func.id]
     if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code"):
