@@ -58,3 +58,23 @@ class Stage(ABC):
         """Allocate the optimizer's states, which it creates in the first step."""
         if self._on_gpu:
             self._ledger.take("states", self._assignment.state_bytes * elements, "optimizer")
+
+
+class WholeGradients(Stage):
+    """An engine on whose ranks gradients stay as backward leaves them, or are added to those of earlier micro-steps."""
+
+    _width: float
+    """Bytes of an element of a gradient."""
+
+    def gradient(self, elements: int) -> None:
+        if self._assignment.accumulates:
+            self._ledger.touch(self._width * elements, "gradients")  # it is added to the accumulated one
+        else:
+            self._ledger.take("gradients", self._width * elements, "gradients")
+
+    def knows(self, block: Block) -> bool:
+        return True
+
+    def skip(self, block: Block) -> None:
+        if not self._assignment.accumulates:
+            self._ledger.take("gradients", self._width * block.trained, "gradients")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ladder.step.assignment import Assignment
 from ladder.step.ledger import Ledger
 from ladder.step.operation import Block
-from ladder.step.stage import Stage
+from ladder.step.stage import Stage, WholeGradients
 
 _UNFUSED_BUCKET = 500_000_000
 """Elements; defined in runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE."""
@@ -49,7 +49,7 @@ def _loaded(assignment: Assignment) -> float:
     return assignment.held + assignment.workload.weights.bytes_widened
 
 
-class Replicated(_Zero):
+class Replicated(WholeGradients, _Zero):
     """Stage 0: everything on each rank."""
 
     def start(self) -> None:
@@ -68,19 +68,6 @@ class Replicated(_Zero):
     def accumulated(self) -> None:
         if self._assignment.accumulates:
             self._ledger.take("gradients", self._width * self._assignment.trained, "gradients")
-
-    def gradient(self, elements: int) -> None:
-        if self._assignment.accumulates:
-            self._ledger.touch(self._width * elements, "gradients")  # it is added to the accumulated one
-        else:
-            self._ledger.take("gradients", self._width * elements, "gradients")
-
-    def knows(self, block: Block) -> bool:
-        return True
-
-    def skip(self, block: Block) -> None:
-        if not self._assignment.accumulates:
-            self._ledger.take("gradients", self._width * block.trained, "gradients")
 
     def end_of_backward(self) -> None:
         if self._assignment.ranks > 1:  # engine.buffered_allreduce_fallback flattens them bucket by bucket

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ladder.step.assignment import Assignment
 from ladder.step.ledger import Ledger
 from ladder.step.operation import Block
-from ladder.step.stage import Stage
+from ladder.step.stage import Stage, WholeGradients
 
 
 class _Plain(Stage):
@@ -33,7 +33,7 @@ class _Plain(Stage):
         self._ledger.give("gradients")
 
 
-class Averaged(_Plain):
+class Averaged(WholeGradients, _Plain):
     """DDP: everything on each rank. Its reducer copies fp32 gradients into buckets that stay from the start."""
 
     def start(self) -> None:
@@ -45,18 +45,8 @@ class Averaged(_Plain):
         """The gradient of the 16-bit copy, which autocast's backward casts to fp32."""
         if self._assignment.autocasts:
             self._ledger.take("of the copy", 2.0 * elements, "gradients")
-        if self._assignment.accumulates:
-            self._ledger.touch(self._width * elements, "gradients")  # it is added to the accumulated one
-        else:
-            self._ledger.take("gradients", self._width * elements, "gradients")
+        super().gradient(elements)
         self._ledger.give("of the copy")
-
-    def knows(self, block: Block) -> bool:
-        return True
-
-    def skip(self, block: Block) -> None:
-        if not self._assignment.accumulates:
-            self._ledger.take("gradients", self._width * block.trained, "gradients")
 
     def end_of_backward(self) -> None:
         """finalize_backward copies the averages from the buckets into the gradients that are already there."""
