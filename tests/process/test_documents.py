@@ -120,8 +120,10 @@ def test_the_page_on_generating_goes_from_the_tune_to_text(folder: Path) -> None
     assert "'eval_loss'" in program("bash", "-c", train, folder=folder, environment=OFFLINE, status=None).stdout
     program("bash", "-c", tune, folder=folder, environment=OFFLINE)
     written = program("bash", "-c", generate, folder=folder, environment=OFFLINE).stdout.splitlines()
-    assert sorted(len(line.split()) for line in written) == [2 + 8, 3 + 8]
-    assert {line[:3] for line in written} == {"w3 ", "w11"}
+    # At most: the model may choose the token that ends a text.
+    two, three = sorted(written, key=lambda line: line.startswith("w11"))
+    assert two.startswith("w3 ") and 2 < len(two.split()) <= 2 + 8, written
+    assert three.startswith("w11") and 3 < len(three.split()) <= 3 + 8, written
 
 
 def test_the_output_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
