@@ -121,9 +121,10 @@ def test_the_page_on_generating_goes_from_the_tune_to_text(folder: Path) -> None
     program("bash", "-c", tune, folder=folder, environment=OFFLINE)
     written = program("bash", "-c", generate, folder=folder, environment=OFFLINE).stdout.splitlines()
     # At most: the model may choose the token that ends a text.
-    two, three = sorted(written, key=lambda line: line.startswith("w11"))
-    assert two.startswith("w3 ") and 2 < len(two.split()) <= 2 + 8, written
-    assert three.startswith("w11") and 3 < len(three.split()) <= 3 + 8, written
+    three, two = sorted(written, key=lambda line: line.startswith("w11"))
+    assert three.startswith("w3 w5 w7") and len(three.split()) <= 3 + 8, written
+    assert two.startswith("w11 w13") and len(two.split()) <= 2 + 8, written
+    assert three != "w3 w5 w7" or two != "w11 w13"
 
 
 def test_the_output_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> None:
