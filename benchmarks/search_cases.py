@@ -25,7 +25,7 @@ from ladder.simulation.physics import Physics
 from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
 from ladder.tuning.in_turn import tune_in_turn
-from ladder.tuning.problem import make_space, micro_batches_of, problem_of, split_supported
+from ladder.tuning.problem import micro_batches_of, space_on
 from ladder.tuning.tuner import Tuner
 from ladder.workload.lora import Lora
 from ladder.workload.source import resolve_model
@@ -90,15 +90,15 @@ class Case:
         """What the search sees: with or without what lies beyond the documented ladder, and Liger's kernels."""
         rungs = [rung for rung in self.rungs if rung.documented or beyond]
         micro_batches = micro_batches_of(self.workload, self.machine.world_size, None)
-        supported, _ = split_supported(rungs, self.machine, self.workload)
-        problem = problem_of(self.workload, self.machine)
-        return make_space(
-            problem,
-            supported,
+        space, _ = space_on(
+            self.workload,
+            self.machine,
+            rungs,
             micro_batches,
             techniques=[TECHNIQUES["liger"]] if liger else [],
             checkpointing=tuple(WAYS_OF_CHECKPOINTING) if beyond else (),
         )
+        return space
 
 
 class Problem(Protocol):

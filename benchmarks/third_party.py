@@ -31,7 +31,9 @@ from ladder.simulation.paper_machine import read_machine
 from ladder.step.ledger import START
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import TECHNIQUES
-from ladder.tuning.problem import make_space, problem_of, split_supported, workload_of
+from ladder.tuning.options import WorkloadOptions
+from ladder.tuning.problem import problem_of, space_on
+from ladder.tuning.workload_and_machine import workload_of
 from ladder.units import gib, parse_bytes
 from ladder.workload.lora import ALL_LINEAR, Lora
 from ladder.workload.shapes import shape_from_config
@@ -108,10 +110,10 @@ def outlook_of(row: Row) -> Outlook:
     problem = problem_of(_workload(row, shape, lora, machine, batch), machine)
     candidate = _with_more(candidate_of(row["ladder_candidate"], batch, machine.world_size), row, problem)
     rung = candidate.engine.rung
-    _, unsupported = split_supported([rung], machine, problem.workload)
+    space, unsupported = space_on(problem.workload, machine, [rung], [candidate.micro_batch])
     if rung in unsupported:
         raise LeftOutError(unsupported[rung])
-    return believe(make_space(problem, [rung], [candidate.micro_batch]), ()).outlook(candidate)
+    return believe(space, ()).outlook(candidate)
 
 
 def adapters_of(row: Row) -> Lora | None:
@@ -169,16 +171,16 @@ def _workload(row: Row, shape: ModelShape, lora: Lora | None, machine: Machine, 
     try:
         return workload_of(
             shape,
-            machine.world_size,
+            WorkloadOptions(
+                seq_len=row["seq_len"],
+                global_batch_size=batch,
+                dtype="fp16" if row["precision"] == "fp16" else "bf16",
+                optimizer=row["optimizer"],
+                lora=lora,
+                load_in="4bit" if row["quantised"] else None,
+            ),
+            machine,
             lambda _: None,
-            count=counting(),
-            task=None,
-            seq_len=row["seq_len"],
-            global_batch_size=batch,
-            dtype="fp16" if row["precision"] == "fp16" else "bf16",
-            optimizer=row["optimizer"],
-            lora=lora,
-            load_in="4bit" if row["quantised"] else None,
         )
     except UsageError as error:
         raise LeftOutError(str(error)) from None

@@ -18,6 +18,7 @@ from ladder.cli.declared import takes
 from ladder.cli.tune_words import words_of
 from ladder.errors import EXIT_FOUND, UsageError
 from ladder.launch.counting import counting
+from ladder.machine.described import bare_machine
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own, ranks_python
 from ladder.text import shown
@@ -83,11 +84,11 @@ def _require_possible(options: TuneOptions) -> None:
     from ladder.machine.lease import Leases
     from ladder.tuning.nodes_venue import gpus_of_a_node
     from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
-    from ladder.tuning.precision import dtype_of
-    from ladder.tuning.problem import micro_batches_of, what_is_trained, workload_of
+    from ladder.tuning.problem import micro_batches_of
     from ladder.tuning.run import space_of
     from ladder.tuning.tune_events import ignore
     from ladder.tuning.venue import venue_of
+    from ladder.tuning.workload_and_machine import workload_of
     from ladder.workload.source import resolve_model
 
     require_workload(options)
@@ -103,21 +104,12 @@ def _require_possible(options: TuneOptions) -> None:
             return
     if options.script or options.gpus == 0:
         return
-    ranks = options.gpus or 1
+    machine = bare_machine(options.gpus or 1, 0)  # which GPU the job gets is not known here
     workload = workload_of(
-        resolve_model(options.model, task=options.trained_task, count=counting()),
-        ranks,
-        _silent,
-        count=counting(),
-        task=options.trained_task,
-        seq_len=options.seq_len,
-        global_batch_size=options.global_batch_size,
-        dtype=dtype_of(options.dtype, None, _silent),
-        optimizer=options.optimizer,
-        **what_is_trained(options),
+        resolve_model(options.model, task=options.trained_task, count=counting()), options, machine, _silent
     )
     if options.gpus is not None:
-        micro_batches_of(workload, ranks, options.micro_batches)
+        micro_batches_of(workload, options.gpus, options.micro_batches)
 
 
 def _silent(sentence: str) -> None:

@@ -33,7 +33,7 @@ from ladder.tuning.options import TuneOptions
 from ladder.tuning.outputs import read_files, require_writable
 from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.planning import machine_named, machine_on_paper
-from ladder.tuning.precision import dtype_of, major_capability
+from ladder.tuning.precision import dtype_of
 from ladder.tuning.prepared import slug
 from ladder.tuning.problem import run_fingerprint
 from ladder.tuning.run import disk_faults
@@ -110,7 +110,7 @@ def plan_of_generation(options: PlanOptions, note: Callable[[str], None]) -> tup
     require_effective(options)
     with ranks_in(options.python, must_train=False):
         simulated = machine_named(options.machine, options.gpus, options.gpu_memory)
-        machine = machine_on_paper(options, simulated, options.gpus or (simulated.num_gpus if simulated else 1))
+        machine = machine_on_paper(options, simulated)
         if simulated is None or simulated.nvme_space > 0:
             machine = replace(machine, nvme_path=Path("drive"))
         problem = _generation_of(options, machine, note)
@@ -128,10 +128,10 @@ def _generation_of(options: TuneOptions | PlanOptions, machine: Machine, note: C
     if shape.note:
         note(shape.note)
     prompt_len, new_tokens = options.prompt_len or PROMPT_LEN, options.new_tokens or NEW_TOKENS
-    length, capability = prompt_len + new_tokens, major_capability(machine) if machine.gpus else None
+    length = prompt_len + new_tokens
     if shape.made_for is not None and length > shape.made_for:
         note(f"{length:,} tokens are more than the {shape.made_for:,} that the model was made for.")
-    dtype = dtype_of(options.dtype, machine.gpu_name, note, capability)
+    dtype = dtype_of(options.dtype, machine, note)
     return Generation(
         workload=Workload(model=shape, task=shape.task, seq_len=length, global_batch_size=1, dtype=dtype),
         machine=machine,

@@ -131,15 +131,11 @@ def task_of(script: Script) -> Task:
 def workload_of_script(
     script: Script,
     options: WorkloadOptions,
-    world_size: int,
+    machine: Machine,
     note: Callable[[str], None],
-    gpu_name: str | None,
-    capability: int | None,
 ) -> Workload:
-    """What `script` trains on `world_size` ranks, with what the user asked for beside it; `note` is told of it.
-
-    `capability` is the lowest major compute capability of the GPUs.
-    """
+    """What `script` trains on `machine`, with what the user asked for beside it; `note` is told of it."""
+    world_size = machine.world_size
     for sentence in introduction(script):
         note(sentence)
     mapped = mapping_of(options.map)
@@ -154,7 +150,7 @@ def workload_of_script(
         task=task_of(script),
         seq_len=script.facts.longest,
         global_batch_size=batch,
-        dtype=dtype_of(options.dtype or script.facts.precision, gpu_name, note, capability),
+        dtype=dtype_of(options.dtype or script.facts.precision, machine, note),
         optimizer=optimizer_in(script),
         gradient_clipping=script.facts.gradient_clipping,
         lora=Lora.from_peft(script.facts.lora) if script.facts.lora is not None else None,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Technique
 from ladder.errors import UsageError
-from ladder.launch.counting import counting
 from ladder.machine.described import NO_LIMIT, Machine, bare_machine
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import version_of
@@ -19,18 +18,11 @@ from ladder.search.remedies import remedies
 from ladder.search.space import Space
 from ladder.tuning.option_checks import require_workload
 from ladder.tuning.plan_options import PlanOptions
-from ladder.tuning.precision import dtype_of
-from ladder.tuning.problem import (
-    make_space,
-    micro_batches_of,
-    problem_of,
-    split_supported,
-    what_is_trained,
-    workload_of,
-)
+from ladder.tuning.problem import micro_batches_of, space_on
 from ladder.tuning.technique_choices import TechniqueChoices, require_known, techniques_tried, ways_of_checkpointing
+from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import format_bytes, gib
-from ladder.workload.source import resolve_model
+from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,47 +40,26 @@ def plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine 
 
 def _plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine | None) -> tuple[Plan, Space]:
     simulated = machine_named(options.machine, options.gpus, options.gpu_memory) if machine is None else None
-    world_size = options.gpus or (simulated.num_gpus if simulated else 1)
     require_workload(options)
     require_known(options.allow)
-    workload = _workload(options, simulated, world_size, note)
+    has_nvme = machine is None and (simulated is None or simulated.nvme_space > 0)
+    planned = machine or machine_on_paper(options, simulated)
+    workload, planned = workload_and_machine(options, lambda: planned, lambda _: _look(options, planned, note), note)
     choices = TechniqueChoices(switches=options.switches, allow=options.allow)
     techniques = techniques_tried(choices, workload, "cuda", on_paper=True)
-    has_nvme = machine is None and (simulated is None or simulated.nvme_space > 0)
-    machine = machine or machine_on_paper(options, simulated, world_size)
-    space = _space(workload, machine, techniques, has_nvme=has_nvme)
+    space = _space(workload, planned, techniques, has_nvme=has_nvme)
     per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
     return make_plan(space, per_node), space
 
 
-def _workload(
-    options: PlanOptions, simulated: SimulatedMachine | None, world_size: int, note: Callable[[str], None]
-) -> Workload:
-    gpu_name = simulated.gpu_name if simulated else None
-    if options.script:
-        # Here: it brings all that runs processes.
-        from ladder.machine.machine import detect_machine
-        from ladder.tuning.own_script import workload_of_script
-        from ladder.tuning.script_look import look_here
+def _look(options: PlanOptions, planned: Machine, note: Callable[[str], None]) -> Script:
+    """At the user's script, on this host's CPU: a look trains nothing."""
+    # Here: it brings all that runs processes.
+    from ladder.machine.machine import detect_machine
+    from ladder.tuning.script_look import look_here
 
-        here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)  # a look trains nothing
-        script = look_here(options.script, replace(here, world_size=world_size), note, lambda: False)
-        return workload_of_script(script, options, world_size, note, gpu_name, None)
-    shape = resolve_model(options.model, task=options.trained_task, count=counting(note))
-    if shape.note:
-        note(shape.note)
-    return workload_of(
-        shape,
-        world_size,
-        note,
-        count=counting(note),
-        task=options.trained_task,
-        seq_len=options.seq_len,
-        global_batch_size=options.global_batch_size,
-        dtype=dtype_of(options.dtype, gpu_name, note),
-        optimizer=options.optimizer,
-        **what_is_trained(options),
-    )
+    here = detect_machine(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
+    return look_here(options.script, replace(here, world_size=planned.world_size), note, lambda: False)
 
 
 def machine_named(name: str | None, gpus: int | None, gpu_memory: int | None) -> SimulatedMachine | None:
@@ -109,23 +80,25 @@ def machine_named(name: str | None, gpus: int | None, gpu_memory: int | None) ->
     return simulated
 
 
-def machine_on_paper(options: PlanOptions, simulated: SimulatedMachine | None, world_size: int) -> Machine:
+def machine_on_paper(options: PlanOptions, simulated: SimulatedMachine | None) -> Machine:
     """The machine that was named; if none was, GPUs of which only the memory is known."""
     if simulated is not None:
+        world_size = options.gpus or simulated.num_gpus
         return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
-    return bare_machine(world_size, options.gpu_memory or 0, host_memory=options.host_memory)
+    return bare_machine(options.gpus or 1, options.gpu_memory or 0, host_memory=options.host_memory)
 
 
 def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
     """What a tune on `machine` would search, with an --nvme-path if it has a drive."""
-    supported, _ = split_supported(RUNGS_BY_NAME.values(), machine, workload)
-    return make_space(
-        problem_of(workload, machine),
-        [rung for rung in supported if has_nvme or "nvme" not in rung.devices],
+    space, _ = space_on(
+        workload,
+        machine,
+        [rung for rung in RUNGS_BY_NAME.values() if has_nvme or "nvme" not in rung.devices],
         micro_batches_of(workload, machine.world_size, None),
         techniques=techniques,
         checkpointing=ways_of_checkpointing(version_of("transformers")),
     )
+    return space
 
 
 def expected_winner(made: Plan) -> RungPlan | None:

@@ -20,30 +20,26 @@ _WITHOUT_BF16 = re.compile(
 )
 
 
-def dtype_of(asked: Dtype | None, gpu_name: str | None, note: Callable[[str], None], major: int | None = None) -> Dtype:
+def dtype_of(asked: Dtype | None, machine: Machine, note: Callable[[str], None]) -> Dtype:
     """The precision that was `asked` for, otherwise the best that the GPU has; `note` gets a sentence if it is fp16.
 
-    `gpu_name` is None for the CPU and for unknown GPUs. `major` is the GPU's major compute capability, if known.
     UsageError if bf16 is asked for and the GPU does not have it.
     """
-    if gpu_name is None or asked in ("fp16", "fp32") or _has_bf16(gpu_name, major):
+    name = machine.gpu_name
+    if name is None or asked in ("fp16", "fp32") or _has_bf16(machine, name):
         return asked or "bf16"
     if asked == "bf16":
-        raise UsageError(f"--dtype bf16: {gpu_name} has no bf16; use --dtype fp16.")
-    note(f"{gpu_name} has no bf16, so training is in fp16 (--dtype).")
+        raise UsageError(f"--dtype bf16: {name} has no bf16; use --dtype fp16.")
+    note(f"{name} has no bf16, so training is in fp16 (--dtype).")
     return "fp16"
 
 
-def major_capability(machine: Machine) -> int | None:
-    """The lowest major compute capability of the machine's GPUs; None if the driver does not report it."""
+def _has_bf16(machine: Machine, name: str) -> bool:
+    """As the driver says of the least capable GPU, and by its name where the driver does not say it."""
     import pynvml
 
     try:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in machine.gpus]
-        return min((int(pynvml.nvmlDeviceGetCudaComputeCapability(handle)[0]) for handle in handles), default=None)
+        return min(int(pynvml.nvmlDeviceGetCudaComputeCapability(each)[0]) for each in handles) >= _FIRST_WITH_BF16
     except pynvml.NVMLError:  # also for machines on paper, as NVML is not initialised then
-        return None
-
-
-def _has_bf16(gpu_name: str, major: int | None) -> bool:
-    return major >= _FIRST_WITH_BF16 if major is not None else _WITHOUT_BF16.search(gpu_name) is None
+        return _WITHOUT_BF16.search(name) is None

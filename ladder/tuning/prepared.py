@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung, Technique
 from ladder.machine.described import Machine
+from ladder.machine.interpreter import version_of
 from ladder.search.space import Space
+from ladder.text import shown
 from ladder.tuning.known import with_known
 from ladder.tuning.option_checks import backends_in
 from ladder.tuning.options import TuneOptions, choices_in
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suiting
-from ladder.tuning.problem import make_space, micro_batches_of, problem_of, run_fingerprint, split_supported
+from ladder.tuning.problem import micro_batches_of, problem_of, run_fingerprint, space_on
 from ladder.tuning.technique_choices import advice, require_effective_techniques, ways_of_checkpointing
-from ladder.tuning.tune_events import Note, Subscriber
+from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.venue import Venue
 from ladder.tuning.versions import package_versions
 from ladder.tuning.workload_and_machine import workload_and_machine
+from ladder.units import format_bytes, parameters_in_words
+from ladder.workload.trained import said_of_training
 from ladder.workload.workload import Workload
 
 
@@ -38,7 +42,6 @@ class Prepared:
     rungs: list[Rung]
     micro_batches: tuple[int, ...]
     techniques: list[Technique]
-    versions: dict[str, str]
     fingerprint: str
     facts: dict[str, Any]
     run_dir: Path
@@ -46,7 +49,7 @@ class Prepared:
 
 def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
     """Check everything that could make the tune fail later, so that hours of trials are not lost."""
-    workload, machine = workload_and_machine(options, venue, tell)
+    workload, machine = introduced(options, venue, tell)
     is_real = venue.paper_name is None
     if is_real:
         machine = with_known(machine, workload, tell)
@@ -59,11 +62,10 @@ def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
     require_effective_techniques(techniques, problem, rungs)
     for sentence in advice(choices, problem, rungs) if is_real else ():
         tell(Note(sentence))
-    versions = package_versions()
     require_writable(options.output, read_files(options, workload.model))
     if options.save_weights is not None:
         require_folder(options.save_weights)
-    fingerprint, facts = run_fingerprint(workload, machine, versions, venue.laws)
+    fingerprint, facts = run_fingerprint(workload, machine, package_versions(), venue.laws)
     return Prepared(
         options=options,
         began=time.monotonic(),
@@ -72,7 +74,6 @@ def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
         rungs=rungs,
         micro_batches=micro_batches,
         techniques=techniques,
-        versions=versions,
         fingerprint=fingerprint,
         facts=facts,
         run_dir=options.run_dir or Path("ladder-runs") / f"{slug(workload.model.name)}-{fingerprint}",
@@ -81,16 +82,16 @@ def prepare(options: TuneOptions, venue: Venue, tell: Subscriber) -> Prepared:
 
 def supported_space(prepared: Prepared, machine: Machine) -> tuple[Space, dict[Rung, str]]:
     """The space to search on `machine`, and the rungs that cannot work there."""
-    options, (supported, unsupported) = prepared.options, split_supported(prepared.rungs, machine, prepared.workload)
-    space = make_space(
-        problem_of(prepared.workload, machine),
-        supported,
+    options = prepared.options
+    return space_on(
+        prepared.workload,
+        machine,
+        prepared.rungs,
         prepared.micro_batches,
         techniques=prepared.techniques,
-        checkpointing=ways_of_checkpointing(prepared.versions["transformers"], documented=options.documented),
+        checkpointing=ways_of_checkpointing(version_of("transformers"), documented=options.documented),
         tolerance=options.tolerance,
     )
-    return space, unsupported
 
 
 def _rungs(options: TuneOptions) -> list[Rung]:
@@ -104,3 +105,26 @@ def _rungs(options: TuneOptions) -> list[Rung]:
 def slug(name: str) -> str:
     """A model's name as the beginning of its run folder's."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", name.strip("/").rsplit("/", 1)[-1]).strip("-.") or "model"
+
+
+def introduced(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
+    """What is trained, and on which machine, once the user is told; its GPUs are leased from here on."""
+    note = noting(tell)
+    workload, machine = workload_and_machine(
+        options, venue.machine, lambda machine: venue.look(options.script, machine, note), note
+    )
+    if not options.script:
+        workload = replace(workload, gradient_clipping=options.gradient_clipping)
+    note(_introduction(workload, machine))
+    venue.introduce()
+    return workload, machine
+
+
+def _introduction(workload: Workload, machine: Machine) -> str:
+    ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
+    size = parameters_in_words(workload.model.num_parameters) + said_of_training(workload)
+    return (
+        f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
+        f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer_in_words}, sequence length "
+        f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
+    )

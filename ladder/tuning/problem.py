@@ -1,9 +1,9 @@
-"""What a tune searches: the workload, the micro-batches and the space; and the fingerprint of its history."""
+"""What a tune searches: the micro-batches, the problem and the space; and the fingerprint of its history."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,87 +11,18 @@ from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
 from ladder.errors import UsageError
 from ladder.search.space import Space
-from ladder.text import digest_of, shown
-from ladder.workload.counted import Count
-from ladder.workload.lora import Lora, lora_from_file
-from ladder.workload.shapes import default_seq_len, depth_of, with_adapters
-from ladder.workload.trained import check_trained
-from ladder.workload.workload import ModelShape, Task, Workload
+from ladder.text import digest_of
+from ladder.workload.shapes import depth_of
+from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
     from ladder.machine.described import Machine
-    from ladder.tuning.options import WorkloadOptions
 
-_DEFAULT_BATCH = 128
-"""Sequences per optimizer step. Chosen: usual for fine-tuning, and a power of two is divisible by most numbers of
-GPUs."""
 _PROBE_LAYERS = 4
 """Layers of a probe. Measured: with four of 32, the uncertainty of an engine's speed falls from 17 to 40 % to 7 to 12 %
 (benchmarks/results/search)."""
 _DEEP = 12
 """Models with at least this many layers are probed. Chosen: one with fewer starts nearly as fast as its probe."""
-
-
-def workload_of(
-    model: ModelShape,
-    world_size: int,
-    note: Callable[[str], None],
-    *,
-    count: Count,
-    task: Task | None,
-    seq_len: int | None,
-    global_batch_size: int | None,
-    **settings: Any,
-) -> Workload:
-    """The workload, with defaults for arguments that are None, and its other `settings`.
-
-    `count` is as in `shape_from_config`. UsageError for sequences longer than the model takes, and for adapters that it
-    cannot have. `note` gets a sentence if a default is not the usual one.
-    """
-    seq_len = seq_len or default_seq_len(model)
-    if model.max_positions is not None and seq_len > model.max_positions:
-        raise UsageError(
-            f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
-        )
-    if model.made_for is not None and seq_len > model.made_for:
-        note(f"Sequences of {seq_len:,} tokens are longer than the {model.made_for:,} that the model was made for.")
-    model = with_adapters(model, settings.get("lora"), count)
-    check_trained(
-        model,
-        settings.get("lora"),
-        settings.get("load_in"),
-        settings.get("freeze", ()),
-        prepare_kbit=settings.get("prepare_kbit", False),
-    )
-    usual = -(-_DEFAULT_BATCH // world_size) * world_size
-    if global_batch_size is None and usual != _DEFAULT_BATCH:
-        note(
-            f"The global batch is {usual} sequences, because {_DEFAULT_BATCH} cannot be divided evenly over "
-            f"{world_size} ranks (--global-batch-size)."
-        )
-    return Workload(
-        model=model,
-        task=task or model.task,
-        seq_len=seq_len,
-        global_batch_size=global_batch_size or usual,
-        **settings,
-    )
-
-
-def what_is_trained(options: WorkloadOptions) -> dict[str, Any]:
-    """What the options say of adapters, quantised and frozen weights, as arguments of `workload_of`.
-
-    UsageError for a file of adapters that cannot be used.
-    """
-    lora: Lora | None = options.lora
-    if options.lora_file is not None:
-        lora = lora_from_file(options.lora_file, options.model)
-    return {
-        "lora": lora,
-        "load_in": options.load_in,
-        "prepare_kbit": options.prepare_kbit,
-        "freeze": options.freeze,
-    }
 
 
 def micro_batches_of(workload: Workload, world_size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
@@ -138,6 +69,14 @@ def problem_of(workload: Workload, machine: Machine) -> Problem:
         learned=tuple((name, *belief) for name, belief in sorted(machine.learned.items())),
         earlier=machine.earlier,
     )
+
+
+def space_on(
+    workload: Workload, machine: Machine, rungs: Collection[Rung], micro_batches: Sequence[int], **settings: Any
+) -> tuple[Space, dict[Rung, str]]:
+    """The space of the `rungs` that work on `machine`, with `settings` of `make_space`; and why the others do not."""
+    supported, unsupported = split_supported(rungs, machine, workload)
+    return make_space(problem_of(workload, machine), supported, micro_batches, **settings), unsupported
 
 
 def make_space(

@@ -33,6 +33,7 @@ from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
 from ladder.tuning.options import TuneOptions
 from ladder.tuning.own_script import script_spec, with_preparation
+from ladder.tuning.prepared import introduced
 from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     candidate_spec,
@@ -44,7 +45,6 @@ from ladder.tuning.trial_request import (
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
 from ladder.tuning.venue import venue_of
 from ladder.tuning.verified import Verification
-from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.script import OwnTraining, ScriptFacts
@@ -79,7 +79,7 @@ def run_verification(
     ):
         if not is_own():
             tell(Note(environment))
-        workload, machine = workload_and_machine(options, host, tell)
+        workload, machine = introduced(options, host, tell)
         require_adapters(workload)
         _compare(path, promise, workload, machine, tell)
         machine = as_it_was_measured(machine, promise["environment"])

@@ -1,73 +1,97 @@
-"""What a tune trains, and on which machine: found out, checked and said before anything is tried."""
+"""What is trained, and on which machine: the one way from the options of every command to both."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.interpreter import version_of
 from ladder.text import shown
-from ladder.tuning.options import TuneOptions
+from ladder.tuning.options import TuneOptions, WorkloadOptions
 from ladder.tuning.own_script import workload_of_script
-from ladder.tuning.precision import dtype_of, major_capability
-from ladder.tuning.problem import what_is_trained, workload_of
-from ladder.tuning.tune_events import Note, Subscriber, noting
-from ladder.tuning.venue import Venue
-from ladder.units import format_bytes, parameters_in_words, parse_bytes
+from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.precision import dtype_of
+from ladder.units import parse_bytes
+from ladder.workload.lora import lora_from_file
+from ladder.workload.script import Script
+from ladder.workload.shapes import default_seq_len, with_adapters
 from ladder.workload.source import resolve_model, smoke_defaults
-from ladder.workload.trained import said_of_training
-from ladder.workload.workload import Workload
+from ladder.workload.trained import check_trained
+from ladder.workload.workload import ModelShape, Workload
+
+_DEFAULT_BATCH = 128
+"""Sequences per optimizer step. Chosen: usual for fine-tuning, and a power of two is divisible by most numbers of
+GPUs."""
 
 
-def workload_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
-    """What is trained, and on which machine; its GPUs are leased from here on."""
+def workload_and_machine(
+    options: TuneOptions | PlanOptions,
+    find_machine: Callable[[], Machine],
+    look: Callable[[Machine], Script],
+    note: Callable[[str], None],
+) -> tuple[Workload, Machine]:
+    """What is trained, on the machine that `find_machine` finds; `look` looks at the user's script there.
+
+    UsageError for what cannot be trained. `note` gets a sentence for each default that is not the usual one.
+    """
     if options.script:
-        return _script_and_machine(options, venue, tell)
-    model = resolve_model(options.model, task=options.trained_task, count=counting(noting(tell)))
+        machine = find_machine()
+        return workload_of_script(look(machine), options, machine, note), machine
+    model = resolve_model(options.model, task=options.trained_task, count=counting(note))
     if model.note:
-        tell(Note(model.note))
-    machine = venue.machine()
+        note(model.note)
+    machine = find_machine()
     smoke = (smoke_defaults(model) or {}) if machine.device == "cpu" else {}
     # In so little memory DeepSpeed's rungs differ, and DDP does not fit.
     is_plain = version_of("torch") and not version_of("deepspeed")
     if options.gpu_memory is None and "gpu_memory" in smoke and not is_plain:
         machine = replace(machine, memory_limit=parse_bytes(smoke["gpu_memory"]))
         held = f"each CPU rank is limited to {smoke['gpu_memory']} (--gpu-memory)"
-        tell(Note(f"{shown(model.name)} is a tiny model for a smoke test: {held}."))
-    workload = workload_of(
-        model,
-        machine.world_size,
-        noting(tell),
-        count=counting(noting(tell)),
-        task=options.trained_task,
+        note(f"{shown(model.name)} is a tiny model for a smoke test: {held}.")
+    options = replace(
+        options,
         seq_len=options.seq_len or smoke.get("seq_len"),
         global_batch_size=options.global_batch_size or smoke.get("global_batch_size"),
-        dtype=dtype_of(options.dtype, machine.gpu_name, noting(tell), major_capability(machine)),
-        optimizer=options.optimizer,
-        **what_is_trained(options),
-        gradient_clipping=options.gradient_clipping,
     )
-    tell(Note(_introduction(workload, machine)))
-    venue.introduce()
-    return workload, machine
+    return workload_of(model, options, machine, note), machine
 
 
-def _script_and_machine(options: TuneOptions, venue: Venue, tell: Subscriber) -> tuple[Workload, Machine]:
-    """As `workload_and_machine`, of the user's own script, after a look at it."""
-    machine = venue.machine()
-    script = venue.look(options.script, machine, noting(tell))
-    capability = major_capability(machine)
-    workload = workload_of_script(script, options, machine.world_size, noting(tell), machine.gpu_name, capability)
-    tell(Note(_introduction(workload, machine)))
-    return workload, machine
+def workload_of(model: ModelShape, options: WorkloadOptions, machine: Machine, note: Callable[[str], None]) -> Workload:
+    """The workload of `model`, with defaults for options that are None.
 
-
-def _introduction(workload: Workload, machine: Machine) -> str:
-    ranks = f"{machine.world_size} × {machine.gpu_name}" if machine.gpus else f"{machine.world_size} CPU ranks"
-    size = parameters_in_words(workload.model.num_parameters) + said_of_training(workload)
-    return (
-        f"{shown(workload.model.name)} ({size}, {workload.task}) on {ranks}, "
-        f"{format_bytes(machine.memory_limit)} each; {workload.dtype}, {workload.optimizer_in_words}, sequence length "
-        f"{workload.seq_len}, global batch {workload.global_batch_size} sequences."
+    UsageError for sequences longer than the model takes, and for adapters that it cannot have.
+    """
+    seq_len, ranks = options.seq_len or default_seq_len(model), machine.world_size
+    dtype = dtype_of(options.dtype, machine, note)
+    lora = options.lora
+    if options.lora_file is not None:
+        lora = lora_from_file(options.lora_file, options.model)
+    if model.max_positions is not None and seq_len > model.max_positions:
+        raise UsageError(
+            f"--seq-len {seq_len} is more than the {model.max_positions} positions {shown(model.name)} has."
+        )
+    if model.made_for is not None and seq_len > model.made_for:
+        note(f"Sequences of {seq_len:,} tokens are longer than the {model.made_for:,} that the model was made for.")
+    model = with_adapters(model, lora, counting(note))
+    check_trained(model, lora, options.load_in, options.freeze, prepare_kbit=options.prepare_kbit)
+    usual = -(-_DEFAULT_BATCH // ranks) * ranks
+    if options.global_batch_size is None and usual != _DEFAULT_BATCH:
+        note(
+            f"The global batch is {usual} sequences, because {_DEFAULT_BATCH} cannot be divided evenly over "
+            f"{ranks} ranks (--global-batch-size)."
+        )
+    return Workload(
+        model=model,
+        task=options.trained_task or model.task,
+        seq_len=seq_len,
+        global_batch_size=options.global_batch_size or usual,
+        dtype=dtype,
+        optimizer=options.optimizer,
+        lora=lora,
+        load_in=options.load_in,
+        prepare_kbit=options.prepare_kbit,
+        freeze=options.freeze,
     )

@@ -15,10 +15,10 @@ from helpers.values import (
     make_measurement,
     make_record,
     problem_for,
-    space_on,
     there,
     tiny_trial,
 )
+from ladder.tuning.problem import space_on
 
 __all__ = [
     "FOUR_LAYERS_CONFIG",

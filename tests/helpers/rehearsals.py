@@ -65,7 +65,7 @@ class Rehearsals:
         return look_at(command, self._machine, lambda said: None, launching)
 
     def workload(self, script: Script) -> Workload:
-        return workload_of_script(script, TuneOptions(), self._machine.world_size, lambda said: None, None, None)
+        return workload_of_script(script, TuneOptions(), self._machine, lambda said: None)
 
     def trial(
         self, *command: str, key: str = "zero2 ckpt=off mb=4", proof: bool = False, seconds: float = 0.5

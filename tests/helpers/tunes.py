@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import ladder
-from helpers.values import PAPER, WORLD_SIZE, space_on
+from helpers.values import PAPER, WORLD_SIZE
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung, Technique
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
 from ladder.runs.history import History
+from ladder.tuning.problem import space_on
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.units import GIB
 from ladder.workload.workload import Workload

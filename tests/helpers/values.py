@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
-from ladder.candidates import Candidate, Engine, Problem, Rung, Technique
+from ladder.candidates import Candidate, Engine, Problem, Technique
 from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.machine.described import Gpu, Machine
-from ladder.search.space import Space
-from ladder.tuning.problem import make_space, problem_of, split_supported
 from ladder.tuning.trial_request import environment_of, rank_modules_of
 from ladder.units import GIB
 from ladder.workload.shapes import shape_from_config
@@ -157,20 +154,3 @@ def machine_with(gpus: int, device: str = "cuda") -> Machine:
         host_memory=500 * GIB,
         num_cores=32,
     )
-
-
-def space_on(
-    workload: Workload,
-    machine: Machine,
-    rungs: Sequence[Rung],
-    micro_batches: Sequence[int],
-    *,
-    techniques: Sequence[Technique] = (),
-    checkpointing: Sequence[str] = (),
-) -> tuple[Space, dict[Rung, str]]:
-    """The space of a tune on `machine`, and the rungs that it does not support with the reason."""
-    supported, unsupported = split_supported(rungs, machine, workload)
-    problem = problem_of(workload, machine)
-    return make_space(
-        problem, supported, micro_batches, techniques=techniques, checkpointing=checkpointing
-    ), unsupported

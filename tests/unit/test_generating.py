@@ -57,7 +57,7 @@ def test_a_micro_batch_divides_what_a_rank_generates_and_what_it_trains_in_a_ste
 def test_a_generation_that_ranks_or_prompts_cannot_share_is_refused() -> None:
     for batch in (10, 9):
         with pytest.raises(UsageError, match=f"its {batch} completions at a time are no multiple of the 4 of a prompt"):
-            workload_of_script(grpo(batch=batch), TuneOptions(script=("train.py",)), 2, print, None, None)
+            workload_of_script(grpo(batch=batch), TuneOptions(script=("train.py",)), TWO_RANKS, print)
 
 
 def test_trials_generate_as_much_at_any_micro_batch_and_evaluate_as_the_script_does(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
 from ladder.errors import UsageError
-from ladder.machine.described import Gpu
-from ladder.tuning.precision import dtype_of, major_capability
+from ladder.machine.described import Gpu, Machine, bare_machine
+from ladder.tuning.precision import dtype_of
 from ladder.units import GIB
 from ladder.workload.workload import Dtype
 
@@ -17,22 +17,26 @@ OLD = ("Tesla V100-SXM2-32GB", "Tesla T4", "Tesla P100-PCIE-16GB", "NVIDIA GeFor
 NEW = ("NVIDIA H200", "NVIDIA L4", "NVIDIA A10", "NVIDIA GeForce RTX 3090", "NVIDIA RTX A4000", None)
 
 
+def with_gpu(name: str | None) -> Machine:
+    return replace(bare_machine(1, GIB), gpus=(Gpu("GPU-1", name, GIB),) if name is not None else ())
+
+
 @pytest.mark.parametrize("name", OLD)
 def test_a_gpu_without_bf16_trains_in_fp16_and_says_so(name: str) -> None:
     notes: list[str] = []
-    assert dtype_of(None, name, notes.append) == "fp16"
+    assert dtype_of(None, with_gpu(name), notes.append) == "fp16"
     assert notes == [f"{name} has no bf16, so training is in fp16 (--dtype)."]
-    assert dtype_of("fp16", name, notes.append) == "fp16"
+    assert dtype_of("fp16", with_gpu(name), notes.append) == "fp16"
     assert len(notes) == 1
     with pytest.raises(UsageError, match=r"--dtype bf16: .* has no bf16; use --dtype fp16\."):
-        dtype_of("bf16", name, notes.append)
+        dtype_of("bf16", with_gpu(name), notes.append)
 
 
 @pytest.mark.parametrize("name", NEW)
 def test_a_gpu_with_bf16_and_a_cpu_train_in_it_without_a_word(name: str | None) -> None:
     notes: list[str] = []
-    assert dtype_of(None, name, notes.append) == "bf16"
-    assert [dtype_of(each, name, notes.append) for each in get_args(Dtype)] == list(get_args(Dtype))
+    assert dtype_of(None, with_gpu(name), notes.append) == "bf16"
+    assert [dtype_of(each, with_gpu(name), notes.append) for each in get_args(Dtype)] == list(get_args(Dtype))
     assert notes == []
 
 
@@ -40,6 +44,5 @@ def test_a_gpu_with_bf16_and_a_cpu_train_in_it_without_a_word(name: str | None) 
 def test_what_the_driver_says_goes_before_the_name(major: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pynvml.nvmlDeviceGetHandleByUUID", lambda uuid: "handle")
     monkeypatch.setattr("pynvml.nvmlDeviceGetCudaComputeCapability", lambda handle: (major, 0))
-    machine = SimpleNamespace(gpus=[Gpu("GPU-1", "NVIDIA Something", GIB)])
-    seen = major_capability(machine)  # type: ignore[arg-type]
-    assert dtype_of(None, "NVIDIA Something", lambda _: None, seen) == dtype
+    machine = with_gpu("NVIDIA Something")
+    assert dtype_of(None, machine, lambda _: None) == dtype

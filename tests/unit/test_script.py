@@ -340,7 +340,7 @@ def test_a_script_keeps_its_precision_unless_its_owner_says_otherwise(
     seen: dict[str, Any], asked: Any, trained_in: str
 ) -> None:
     options = TuneOptions(script=("train.py",), dtype=asked)
-    assert workload_of_script(make_script(**seen), options, 2, lambda _: None, None, None).dtype == trained_in
+    assert workload_of_script(make_script(**seen), options, TWO_RANKS, lambda _: None).dtype == trained_in
 
 
 def test_output_folders_of_a_command_lead_elsewhere() -> None:
@@ -452,7 +452,7 @@ def test_a_whole_training_may_hold_a_hundredth_more_than_its_proof_but_no_more_t
 
 def test_a_script_that_freezes_a_part_of_its_model_has_no_states_for_it() -> None:
     script = make_script(num_parameters=TINY.num_parameters, num_trainable=TINY.num_parameters // 4)
-    workload = workload_of_script(script, WorkloadOptions(), 2, print, None, None)
+    workload = workload_of_script(script, WorkloadOptions(), TWO_RANKS, print)
     assert workload.weights.trained == pytest.approx(TINY.num_parameters / 4, abs=1)
 
 
