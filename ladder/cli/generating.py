@@ -27,8 +27,8 @@ def tune_generation(options: TuneOptions, logged: Logged, view: TuneShown, inter
     from ladder.tuning.tune_events import ignore
     from ladder.tuning.watch.plain import plain_lines
 
-    if view.web or logged.log_to is not None:
-        raise UsageError("--web and --log-to have no effect on generating; leave them out.")
+    if logged.log_to is not None:
+        raise UsageError("--log-to has no effect on generating; leave it out.")
     done = run_generation(options, ignore if view.quiet else plain_lines, interruption)
     if view.output_format == "json":
         answer = json.loads(done.files[0].read_text()) if done.files else None

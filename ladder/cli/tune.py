@@ -19,7 +19,6 @@ class TuneShown:
     """How the command shows its progress and its result."""
 
     quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
-    web: Annotated[bool, Option("Show the tune in a page at localhost too, while it runs.", OUTPUT)] = False
     output_format: Annotated[
         OutputFormat,
         Option("json: print one document on stdout, and all else on stderr.", OUTPUT, flag="--format"),
@@ -72,7 +71,7 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
 
                 return tune_generation(options, logged, shown, interruption)
             options = checked(options)  # check before a tracker opens a run
-            with tracking(logged.log_to, options) as tracked, watching(quiet=shown.quiet, web=shown.web) as view:
+            with tracking(logged.log_to, options) as tracked, watching(quiet=shown.quiet) as view:
                 done = run_tune(options, tracked.beside(view), interruption)
         except InterruptedWaitError:
             return interruption.exit_code
