@@ -13,7 +13,7 @@ from ladder.text import instead_of
 from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
-from ladder.tuning.options import TrackerName, TuneOptions
+from ladder.tuning.options import TuneOptions
 from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.python_calls import in_python_words, python_words, with_options, with_python_notes
@@ -22,7 +22,6 @@ from ladder.tuning.scale_options import ScaleOptions
 from ladder.tuning.scaling import as_json as scale_as_json
 from ladder.tuning.scaling import scale_of
 from ladder.tuning.stored import is_running, stored_output
-from ladder.tuning.trackers import tracking
 from ladder.tuning.tune_events import Subscriber, each_of, harmless
 from ladder.tuning.verification import run_verification
 from ladder.tuning.verified import Verification
@@ -42,14 +41,13 @@ def tune(
     model: str = "",
     *,
     quiet: bool = False,
-    log_to: TrackerName | None = None,
     callbacks: Sequence[Subscriber] = (),
     **options: Unpack[TuneArguments],
 ) -> Tuned:
     """Find the fastest DeepSpeed configuration that fits, as `ladder tune` does.
 
     The options are those of the command, with underscores. Sizes are bytes or a text such as "40GiB", times are seconds
-    or a text such as "15m". `log_to` names a tracker for the figures.
+    or a text such as "15m".
 
     Raises a LadderError for everything expected. That nothing fits is a result, and an error only of `best`; but a
     model that is far from fitting by prediction is refused with a NothingFitsError before any trial.
@@ -72,8 +70,8 @@ def tune(
     """
     with python_words(TuneOptions):
         asked = _asked(TuneOptions, "tune", {"model": model, **options})
-        with interruptible_call() as cancelled, tracking(log_to, asked) as tracked, watching(quiet=quiet) as view:
-            tell = with_python_notes(TuneOptions, each_of(tracked.beside(view), *map(harmless, callbacks)))
+        with interruptible_call() as cancelled, watching(quiet=quiet) as view:
+            tell = with_python_notes(TuneOptions, each_of(view, *map(harmless, callbacks)))
             return Tuned(run_tune(asked, tell, cancelled))
 
 

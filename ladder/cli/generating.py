@@ -10,25 +10,23 @@ import typer
 
 from ladder.cli.console import stdout_console
 from ladder.emit.generation import SERVING
-from ladder.errors import EXIT_FOUND, UsageError
+from ladder.errors import EXIT_FOUND
 from ladder.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from ladder.cli.plan import PlanShown
-    from ladder.cli.tune import Logged, TuneShown
+    from ladder.cli.tune import TuneShown
     from ladder.tuning.interruption import Interruption
     from ladder.tuning.options import TuneOptions
     from ladder.tuning.plan_options import PlanOptions
 
 
-def tune_generation(options: TuneOptions, logged: Logged, view: TuneShown, interruption: Interruption) -> int:
+def tune_generation(options: TuneOptions, view: TuneShown, interruption: Interruption) -> int:
     """`ladder tune MODEL --task generate`."""
     from ladder.tuning.generation import run_generation
     from ladder.tuning.tune_events import ignore
     from ladder.tuning.watch.plain import plain_lines
 
-    if logged.log_to is not None:
-        raise UsageError("--log-to has no effect on generating; leave it out.")
     done = run_generation(options, ignore if view.quiet else plain_lines, interruption)
     if view.output_format == "json":
         answer = json.loads(done.files[0].read_text()) if done.files else None

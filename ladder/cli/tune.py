@@ -10,8 +10,8 @@ import typer
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, LadderError
 from ladder.generating.ways import GENERATE
-from ladder.tuning.declaring import Option, checked
-from ladder.tuning.options import OUTPUT, OutputFormat, TrackerName, TuneOptions
+from ladder.tuning.declaring import Option
+from ladder.tuning.options import OUTPUT, OutputFormat, TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,18 +25,8 @@ class TuneShown:
     ] = "text"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Logged:
-    """Where figures are also logged."""
-
-    log_to: Annotated[
-        TrackerName | None,
-        Option("Log each candidate to a tracker, whose package it needs: `pip install wandb`.", OUTPUT),
-    ] = None
-
-
-@takes(TuneOptions, Logged, TuneShown)
-def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
+@takes(TuneOptions, TuneShown)
+def tune(options: TuneOptions, shown: TuneShown) -> int:
     """Find the fastest DeepSpeed configuration that fits, and write best_config.json.
 
     If you interrupt it, the same command continues where it stopped.
@@ -60,7 +50,6 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
     from ladder.tuning.answering import why_none
     from ladder.tuning.interruption import interruptible
     from ladder.tuning.run import run_tune
-    from ladder.tuning.trackers import tracking
     from ladder.tuning.watch import watching
 
     as_json = shown.output_format == "json"
@@ -69,10 +58,9 @@ def tune(options: TuneOptions, logged: Logged, shown: TuneShown) -> int:
             if options.task == GENERATE:
                 from ladder.cli.generating import tune_generation
 
-                return tune_generation(options, logged, shown, interruption)
-            options = checked(options)  # check before a tracker opens a run
-            with tracking(logged.log_to, options) as tracked, watching(quiet=shown.quiet) as view:
-                done = run_tune(options, tracked.beside(view), interruption)
+                return tune_generation(options, shown, interruption)
+            with watching(quiet=shown.quiet) as view:
+                done = run_tune(options, view, interruption)
         except InterruptedWaitError:
             return interruption.exit_code
         except LadderError as error:

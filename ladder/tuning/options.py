@@ -28,7 +28,6 @@ AnyTask = Literal["causal-lm", "masked-lm", "seq2seq-lm", "generate"]
 LauncherName = Literal["local", "ray", "simulated"]
 StrategyName = Literal["auto", "exhaustive", "walk", "reverse", "bisect"]
 """The keys of `search.policy.STRATEGIES`, written out here because importing it would double the time for `--help`."""
-TrackerName = Literal["trackio", "wandb", "mlflow"]
 OutputFormat = Literal["text", "json"]
 
 WORKLOAD, MACHINE, SEARCH = "Workload", "Machine", "Search"
