@@ -14,11 +14,10 @@ from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.plan_options import PlanOptions, ScaleOptions
 from ladder.tuning.planning import as_json, plan_of
 from ladder.tuning.python_calls import in_python_words, python_words, with_options, with_python_notes
 from ladder.tuning.run import run_tune
-from ladder.tuning.scale_options import ScaleOptions
 from ladder.tuning.scaling import as_json as scale_as_json
 from ladder.tuning.scaling import scale_of
 from ladder.tuning.stored import is_running, stored_output
@@ -87,16 +86,15 @@ def plan(model: str = "", **options: Unpack[PlanArguments]) -> Planned:
 
 
 @with_options(ScaleOptions)
-def scale(model: str = "", *, quiet: bool = False, **options: Unpack[ScaleArguments]) -> Scaled:
-    """Compare numbers of GPUs, as `ladder scale` does: tuned as far as they are here, else predicted as by `plan`.
+def scale(model: str = "", **options: Unpack[ScaleArguments]) -> Scaled:
+    """Compare numbers of GPUs, each as `plan` predicts it, as `ladder scale` does.
 
-    The options are those of the command, with underscores; `gpus` is a text such as "1,2,4,8". Ctrl-C works as for
-    `tune`. Raises NothingFitsError if nothing fits on any of the numbers.
+    The options are those of the command, with underscores; `gpus` is a text such as "1,2,4,8". Raises NothingFitsError
+    if nothing fits on any of the numbers.
     """
     with python_words(ScaleOptions):
         asked = _asked(ScaleOptions, "scale", {"model": model, **options})
-        with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
-            return Scaled(scale_as_json(asked, scale_of(asked, with_python_notes(ScaleOptions, tell), cancelled)))
+        return Scaled(scale_as_json(asked, scale_of(asked, lambda note: say(in_python_words(note, ScaleOptions)))))
 
 
 @with_options(VerifyOptions)

@@ -214,13 +214,12 @@ class Scaled:
         """A row for each number of GPUs: its best configuration. What is not known is missing (NaN or None).
 
         - gpus: the number of GPUs
-        - source: measured, simulated or predicted
-        - candidate: the configuration; missing if nothing was found to fit
+        - candidate: the configuration; missing if nothing is predicted to fit
         - tokens_per_second: of all GPUs together
-        - low: a prediction is slower than this with a probability of 10 %
-        - high: a prediction is faster than this with a probability of 10 %
+        - low: it is slower than this with a probability of 10 %
+        - high: it is faster than this with a probability of 10 %
         - device_gib: memory of the fullest GPU
-        - is_sure: it was measured, or fits with a probability of 99 %
+        - is_sure: it fits with a probability of 99 %
         - efficiency: tokens/s per GPU, over those of the smallest number that has a speed
         - cost: of a billion tokens, with a `price`
         """

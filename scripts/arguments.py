@@ -9,9 +9,8 @@ from typing import Any, get_args
 from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import declared
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.plan_options import PlanOptions, ScaleOptions
 from ladder.tuning.python_calls import taken
-from ladder.tuning.scale_options import ScaleOptions
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '"""{about} Written by scripts/arguments.py from what is declared."""\n\n'

@@ -13,7 +13,7 @@ from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
 from ladder.tuning.declaring import Option, checked
 from ladder.tuning.options import OUTPUT
-from ladder.tuning.scale_options import ScaleOptions
+from ladder.tuning.plan_options import ScaleOptions
 
 if TYPE_CHECKING:
     from ladder.tuning.scaling import ScalePoint
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 class ScaleShown:
     """How the command prints its result."""
 
-    quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
     output_format: Annotated[Literal["table", "json"], Option("How to print the result.", OUTPUT, flag="--format")] = (
         "table"
     )
@@ -31,30 +30,26 @@ class ScaleShown:
 
 @takes(ScaleOptions, ScaleShown)
 def scale(options: ScaleOptions, shown: ScaleShown) -> int:
-    """Compare numbers of GPUs: the best configuration, speed, memory and cost of each.
+    """Compare numbers of GPUs: the best configuration, speed, memory and cost of each, as `ladder plan` predicts them.
 
-    Numbers that this machine has are tuned. The others are predicted as by `ladder plan`, for GPUs as fast as the
-    trials say; 80 % of speeds should lie in the range that is shown. The global batch is the same for all numbers.
+    80 % of speeds should lie in the range that is shown. The global batch is the same for all numbers.
 
     Examples:
 
-      ladder scale llama-2-7b --gpus 1,2,4,8,16 --price 2.5
-
       ladder scale llama-2-7b --gpus 4,8,16 --machine a100-80
+
+      ladder scale llama-2-7b --gpus 1,2,4 --gpu-memory 80GiB --price 2.5
     """
-    from ladder.tuning.interruption import interruptible
     from ladder.tuning.scaling import as_json, scale_of
-    from ladder.tuning.watch import watching
+    from ladder.tuning.watch.plain import say
 
     options = checked(options)
-    with interruptible() as interruption:
-        with watching(quiet=shown.quiet) as tell:
-            points = scale_of(options, tell, interruption)
-        if shown.output_format == "json":
-            typer.echo(json.dumps(as_json(options, points), indent=2))
-        else:
-            _print(points)
-        return interruption.exit_code if interruption() else EXIT_FOUND
+    points = scale_of(options, say)
+    if shown.output_format == "json":
+        typer.echo(json.dumps(as_json(options, points), indent=2))
+    else:
+        _print(points)
+    return EXIT_FOUND
 
 
 def _print(points: Sequence[ScalePoint]) -> None:
@@ -64,13 +59,12 @@ def _print(points: Sequence[ScalePoint]) -> None:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     costs = ["cost/1e9"] if any(point.cost is not None for point in points) else []
-    for name in ("GPUs", "source", "tokens/s", "10–90 %", "eff.", "GiB", *costs):
-        table.add_column(name, justify="left" if name == "source" else "right", no_wrap=True)
+    for name in ("GPUs", "tokens/s", "10–90 %", "eff.", "GiB", *costs):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     for point in points:
         table.add_row(
             str(point.gpus),
-            point.source,
             _number(point.tokens_per_second, ",.0f"),
             f"{point.low:,.0f}–{point.high:,.0f}" if point.low and point.high else "",
             _number(point.efficiency, ".0%"),

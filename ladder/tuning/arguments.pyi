@@ -63,15 +63,15 @@ class PlanArguments(Switches, total=False):
     prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
+    gpu_memory: int | str | None
+    host_memory: int | str | None
+    machine: str | None
+    allow: str | Sequence[str]
     prompt_len: int | None
     new_tokens: int | None
     batches: int | Sequence[int]
     ways: str | Sequence[str]
     gpus: int | None
-    gpu_memory: int | str | None
-    host_memory: int | str | None
-    machine: str | None
-    allow: str | Sequence[str]
 
 class ScaleArguments(Switches, total=False):
     script: str | Sequence[str]
@@ -87,15 +87,12 @@ class ScaleArguments(Switches, total=False):
     prepare_kbit: bool
     freeze: str | Sequence[str]
     python: str
-    gpus: str
     gpu_memory: int | str | None
-    launcher: Literal["local", "simulated"]
+    host_memory: int | str | None
     machine: str | None
-    trials: bool
-    time_budget: float | str | None
     allow: str | Sequence[str]
+    gpus: str
     price: float | None
-    output: Path | str
 
 class VerifyArguments(TypedDict, total=False):
     script: str | Sequence[str]

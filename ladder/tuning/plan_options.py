@@ -1,4 +1,4 @@
-"""The options of a plan: those of a workload, and a machine that need not be there."""
+"""The options of a plan and of a comparison of plans: those of a workload, and a machine that need not be there."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Annotated
 
 from ladder.tuning.declaring import Option
 from ladder.tuning.generation_options import GenerationOptions
-from ladder.tuning.option_kinds import SIZE, whole
-from ladder.tuning.options import MACHINE, MOST_GPUS, Allowed, Switched, WorkloadOptions, machine_names
+from ladder.tuning.option_kinds import SIZE, above_zero, whole
+from ladder.tuning.options import MACHINE, MOST_GPUS, OUTPUT, Allowed, Switched, WorkloadOptions, machine_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(GenerationOptions, WorkloadOptions):
-    """The options of a plan."""
+class PaperOptions(WorkloadOptions):
+    """A machine on paper, and what is tried there."""
 
-    gpus: Annotated[
-        int | None, Option("How many GPUs.", MACHINE, whole(1, MOST_GPUS), unset="as many as --machine has")
-    ] = None
     gpu_memory: Annotated[
         int | None, Option("Memory of one GPU, e.g. 80GiB.", MACHINE, SIZE, unset="as much as --machine has")
     ] = None
@@ -29,3 +26,22 @@ class PlanOptions(GenerationOptions, WorkloadOptions):
     switches: Switched = field(default_factory=dict)
     """As `TuneOptions.switches`; techniques that are missing are not tried."""
     allow: Allowed = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(GenerationOptions, PaperOptions):
+    """The options of a plan."""
+
+    gpus: Annotated[
+        int | None, Option("How many GPUs.", MACHINE, whole(1, MOST_GPUS), unset="as many as --machine has")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOptions(PaperOptions):
+    """The options of a comparison."""
+
+    gpus: Annotated[str, Option("The numbers of GPUs to compare, separated by commas.", MACHINE, metavar="N,N,…")] = (
+        "1,2,4,8"
+    )
+    price: Annotated[float | None, Option("What a GPU-hour costs, in any currency.", OUTPUT, above_zero())] = None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import Technique
 from ladder.errors import UsageError
 from ladder.machine.described import NO_LIMIT, Machine, bare_machine
 from ladder.machine.environment import ranks_in
@@ -23,33 +22,35 @@ from ladder.tuning.technique_choices import TechniqueChoices, require_known, tec
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import format_bytes, gib
 from ladder.workload.script import Script
-from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
     from ladder.simulation.paper_machine import SimulatedMachine
 
 
-def plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine | None = None) -> tuple[Plan, Space]:
+def plan_of(options: PlanOptions, note: Callable[[str], None]) -> tuple[Plan, Space]:
     """What is expected of each rung, and the space; sizes in bytes. `note` gets a sentence for each unusual default.
 
-    A `machine` is known better than by the options. UsageError if too few options are given.
+    UsageError if too few options are given.
     """
     with ranks_in(options.python, options.script, must_train=bool(options.script)):
-        return _plan_of(options, note, machine)
-
-
-def _plan_of(options: PlanOptions, note: Callable[[str], None], machine: Machine | None) -> tuple[Plan, Space]:
-    simulated = machine_named(options.machine, options.gpus, options.gpu_memory) if machine is None else None
-    require_workload(options)
-    require_known(options.allow)
-    has_nvme = machine is None and (simulated is None or simulated.nvme_space > 0)
-    planned = machine or machine_on_paper(options, simulated)
-    workload, planned = workload_and_machine(options, lambda: planned, lambda _: _look(options, planned, note), note)
-    choices = TechniqueChoices(switches=options.switches, allow=options.allow)
-    techniques = techniques_tried(choices, workload, "cuda", on_paper=True)
-    space = _space(workload, planned, techniques, has_nvme=has_nvme)
-    per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
-    return make_plan(space, per_node), space
+        simulated = machine_named(options.machine, options.gpus, options.gpu_memory)
+        require_workload(options)
+        require_known(options.allow)
+        machine = machine_on_paper(options, simulated)
+        workload, _ = workload_and_machine(options, lambda: machine, lambda _: _look(options, machine, note), note)
+        choices = TechniqueChoices(switches=options.switches, allow=options.allow)
+        # As a tune with an --nvme-path, if there is a drive.
+        has_nvme = simulated is None or simulated.nvme_space > 0
+        space, _ = space_on(
+            workload,
+            machine,
+            [rung for rung in RUNGS_BY_NAME.values() if has_nvme or "nvme" not in rung.devices],
+            micro_batches_of(workload, machine.world_size, None),
+            techniques=techniques_tried(choices, workload, "cuda", on_paper=True),
+            checkpointing=ways_of_checkpointing(version_of("transformers")),
+        )
+        per_node = simulated.num_gpus if simulated is not None and options.host_memory is None else None
+        return make_plan(space, per_node), space
 
 
 def _look(options: PlanOptions, planned: Machine, note: Callable[[str], None]) -> Script:
@@ -86,19 +87,6 @@ def machine_on_paper(options: PlanOptions, simulated: SimulatedMachine | None) -
         world_size = options.gpus or simulated.num_gpus
         return simulated.machine(world_size, gpu_memory=options.gpu_memory, host_memory=options.host_memory)
     return bare_machine(options.gpus or 1, options.gpu_memory or 0, host_memory=options.host_memory)
-
-
-def _space(workload: Workload, machine: Machine, techniques: Sequence[Technique], *, has_nvme: bool) -> Space:
-    """What a tune on `machine` would search, with an --nvme-path if it has a drive."""
-    space, _ = space_on(
-        workload,
-        machine,
-        [rung for rung in RUNGS_BY_NAME.values() if has_nvme or "nvme" not in rung.devices],
-        micro_batches_of(workload, machine.world_size, None),
-        techniques=techniques,
-        checkpointing=ways_of_checkpointing(version_of("transformers")),
-    )
-    return space
 
 
 def expected_winner(made: Plan) -> RungPlan | None:

@@ -27,10 +27,9 @@ from ladder.errors import NothingFitsError, UsageError
 from ladder.tuning.answer_options import VerifyOptions
 from ladder.tuning.declaring import checked_values, declared
 from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions
+from ladder.tuning.plan_options import PlanOptions, ScaleOptions
 from ladder.tuning.python_calls import in_python_words
 from ladder.tuning.run import run_tune
-from ladder.tuning.scale_options import ScaleOptions
 from ladder.tuning.tune_events import TrialBegins, TrialEnds, TuneEvent
 
 
@@ -276,5 +275,5 @@ def test_every_column_of_a_frame_is_explained(tuned: ladder.Tuned, tmp_path: Pat
 
     assert explained(ladder.Tuned.trials) == list(tuned.trials.columns)
     assert explained(ladder.Planned.rungs) == list(ladder.plan("opt-125m", gpus=1, gpu_memory="8GiB").rungs.columns)
-    compared = ladder.scale("opt-125m", gpus="1", gpu_memory="8GiB", output=tmp_path, trials=False, quiet=True)
+    compared = ladder.scale("opt-125m", gpus="1", gpu_memory="8GiB")
     assert explained(ladder.Scaled.points) == list(compared.points.columns)
