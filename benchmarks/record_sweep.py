@@ -25,16 +25,16 @@ from typing import Any
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate
 from ladder.events.outcome import Record
+from ladder.options.tune import TuneOptions
 from ladder.report.table import rows
 from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.decisions import Measure, Stop
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import STRATEGIES, exhaustive
 from ladder.search.space import Space, measured, probed
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.run import run_tune
-from ladder.tuning.watch.plain import plain_lines
 from ladder.units import gib, parse_bytes
+from ladder.watch.plain import plain_lines
 from ladder.workload.lora import lora_from_text
 
 _TRIED = ("fits", "gpu_oom", "host_oom", "pruned")

@@ -32,9 +32,9 @@ from ladder.cli.main import main as command_line
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.events.protocol import RUN_MARKER
+from ladder.launch.sweep import run_marker
 from ladder.runs.stored_run import read_run
 from ladder.search.space import measured
-from ladder.tuning.sweep import run_marker
 
 FAULTS = ("controller SIGINT", "controller SIGTERM", "controller SIGKILL", "server SIGKILL", "rank SIGKILL", "none")
 MACHINES = ("a100-40", "a100-80", "h100-80", "h200", "l4", "l40s", "rtx-4090")

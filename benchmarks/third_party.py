@@ -26,12 +26,12 @@ from ladder.candidates import Candidate, Problem
 from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
+from ladder.options.tune import WorkloadOptions
 from ladder.search.belief import LIKELY, Outlook, believe
 from ladder.simulation.paper_machine import read_machine
 from ladder.step.ledger import START
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import TECHNIQUES
-from ladder.tuning.options import WorkloadOptions
 from ladder.tuning.problem import problem_of, space_on
 from ladder.tuning.workload_and_machine import workload_of
 from ladder.units import gib, parse_bytes

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ladder.emit import load_best_config as _load
 from ladder.errors import UsageError
+from ladder.options.answer import VerifyOptions
+from ladder.options.declaring import checked_values, declared, gathered
+from ladder.options.plan import PlanOptions, ScaleOptions
+from ladder.options.python_calls import in_python_words, python_words, with_options
+from ladder.options.tune import TuneOptions
 from ladder.results import Planned, Scaled, Tuned
 from ladder.text import instead_of
-from ladder.tuning.answer_options import VerifyOptions
-from ladder.tuning.declaring import checked_values, declared, gathered
 from ladder.tuning.interruption import interruptible_call
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions, ScaleOptions
 from ladder.tuning.planning import as_json, plan_of
-from ladder.tuning.python_calls import in_python_words, python_words, with_options, with_python_notes
 from ladder.tuning.run import run_tune
 from ladder.tuning.scaling import as_json as scale_as_json
 from ladder.tuning.scaling import scale_of
 from ladder.tuning.stored import is_running, stored_output
-from ladder.tuning.tune_events import Subscriber, each_of, harmless
+from ladder.tuning.tune_events import Note, Subscriber, TuneEvent, each_of, harmless
 from ladder.tuning.verification import run_verification
 from ladder.tuning.verified import Verification
-from ladder.tuning.watch import watching
-from ladder.tuning.watch.plain import say
+from ladder.watch import watching
+from ladder.watch.plain import say
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ladder.tuning.arguments import PlanArguments, ScaleArguments, TuneArguments, VerifyArguments
+    from ladder.options.arguments import PlanArguments, ScaleArguments, TuneArguments, VerifyArguments
 
 T = TypeVar("T")
 
@@ -70,7 +71,7 @@ def tune(
     with python_words(TuneOptions):
         asked = _asked(TuneOptions, "tune", {"model": model, **options})
         with interruptible_call() as cancelled, watching(quiet=quiet) as view:
-            tell = with_python_notes(TuneOptions, each_of(view, *map(harmless, callbacks)))
+            tell = _with_python_notes(TuneOptions, each_of(view, *map(harmless, callbacks)))
             return Tuned(run_tune(asked, tell, cancelled))
 
 
@@ -108,7 +109,7 @@ def verify(
     with python_words(VerifyOptions):
         asked = _asked(VerifyOptions, "verify", options)
         with interruptible_call() as cancelled, watching(quiet=quiet) as tell:
-            return run_verification(Path(path), asked, with_python_notes(VerifyOptions, tell), cancelled)
+            return run_verification(Path(path), asked, _with_python_notes(VerifyOptions, tell), cancelled)
 
 
 def load_run(path: str | Path) -> Tuned:
@@ -134,3 +135,12 @@ def _asked(options: type[T], function: str, given: Mapping[str, Any]) -> T:
         hint = instead_of(unknown[0], others)
         raise UsageError(f"{function}() has no option {', '.join(unknown)}; {hint}")
     return gathered(options, checked_values(options, given))
+
+
+def _with_python_notes(options: type, tell: Subscriber) -> Subscriber:
+    """`tell`, whose notes name options as they are written in Python."""
+
+    def told(event: TuneEvent) -> None:
+        tell(replace(event, text=in_python_words(event.text, options)) if isinstance(event, Note) else event)
+
+    return told

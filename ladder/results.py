@@ -12,11 +12,11 @@ from ladder.backends.registry import is_main
 from ladder.emit import Answer, best_config, trainer_arguments
 from ladder.emit.config import SECTION
 from ladder.errors import UsageError
+from ladder.options.python_calls import python_words
+from ladder.options.tune import TuneOptions
 from ladder.report.table import frame
 from ladder.text import shown
 from ladder.tuning.answering import require_answer
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.python_calls import python_words
 from ladder.tuning.run import TuneOutput
 from ladder.units import counted, format_bytes
 

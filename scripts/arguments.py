@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-from ladder.tuning.answer_options import VerifyOptions
-from ladder.tuning.declaring import declared
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions, ScaleOptions
-from ladder.tuning.python_calls import taken
+from ladder.options.answer import VerifyOptions
+from ladder.options.declaring import declared
+from ladder.options.plan import PlanOptions, ScaleOptions
+from ladder.options.python_calls import taken
+from ladder.options.tune import TuneOptions
 
 ROOT = Path(__file__).parents[1]
 _HEAD = '"""{about} Written by scripts/arguments.py from what is declared."""\n\n'
@@ -30,7 +30,7 @@ def stubs() -> dict[Path, str]:
     arguments = "\n".join([_HEAD.format(about="The options of tune, plan, scale and verify.") + _IMPORTS, *classes])
     head = _HEAD.format(about="The switches of techniques.") + "from typing import TypedDict\n\n"
     return {
-        Path("ladder/tuning/arguments.pyi"): arguments,
+        Path("ladder/options/arguments.pyi"): arguments,
         Path("ladder/techniques/switches.pyi"): head + _stub(TuneOptions, "Switches", contributed=True),
     }
 

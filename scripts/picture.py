@@ -14,10 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from ladder.tuning.options import TuneOptions
+from ladder.options.tune import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import RankReported, TuneEvent
-from ladder.tuning.watch.live import Drawing
+from ladder.watch.live import Drawing
 
 PICTURE = Path(__file__).parents[1] / "docs" / "live-view.svg"
 COMMAND = "ladder tune llama-2-7b --launcher simulated --machine a100-40"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder.tuning.declaring import Declared, declared, gathered
+from ladder.options.declaring import Declared, declared, gathered
 
 
 def takes(*dataclasses: type) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -17,7 +17,7 @@ from ladder.errors import EXIT_FOUND, EnvironmentFaultError, UsageError
 
 if TYPE_CHECKING:
     from ladder.doctor.check import Check
-    from ladder.tuning.options import TuneOptions
+    from ladder.options.tune import TuneOptions
 
 _STYLES = {"OK": "green", "OPEN": "cyan", "WARN": "yellow", "FAIL": "bold red"}
 
@@ -87,7 +87,7 @@ def doctor(
       ladder doctor --model meta-llama/Llama-2-7b-hf --format json
     """
     from ladder.machine.environment import ranks_in
-    from ladder.tuning.options import TuneOptions
+    from ladder.options.tune import TuneOptions
 
     if not measure and (nodes is not None or hostfile is not None or launcher is not DoctorLauncher.local):
         raise UsageError("--nodes, --hostfile and --launcher say what --measure measures; add --measure.")
@@ -134,7 +134,7 @@ def _as_json(checks: list[Check], failed: list[str]) -> str:
 
 
 def _speeds(measure: bool, where: TuneOptions) -> Iterator[Check]:
-    from ladder.tuning.known_check import speeds
+    from ladder.cli.speeds import speeds
 
     yield from speeds(measure_now=measure, options=where)
 

@@ -73,11 +73,11 @@ def explain(
 
 
 def _explain(run: Path | None, why: str | None, top: int | None, rung: str | None, *, as_json: bool) -> int:
+    from ladder.options.tune import check_rungs
     from ladder.report.run_data import is_simulated
     from ladder.report.summary import SIMULATED
     from ladder.runs.stored_run import read_run
     from ladder.search.ledger import ledger
-    from ladder.tuning.options import check_rungs
 
     for option, name in (("--why", why), ("--rung", rung)):
         if name is not None:

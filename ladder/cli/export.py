@@ -11,9 +11,9 @@ import typer
 from ladder.cli.declared import takes
 from ladder.emit.exporters.registry import EXPORTERS
 from ladder.errors import EXIT_FOUND, UsageError
+from ladder.options.declaring import Option
+from ladder.options.kinds import one_of
 from ladder.text import shown
-from ladder.tuning.declaring import Option
-from ladder.tuning.option_kinds import one_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,16 @@ from ladder.units import counted, format_bytes
 if TYPE_CHECKING:
     from ladder.cli.plan import PlanShown
     from ladder.cli.tune import TuneShown
+    from ladder.options.plan import PlanOptions
+    from ladder.options.tune import TuneOptions
     from ladder.tuning.interruption import Interruption
-    from ladder.tuning.options import TuneOptions
-    from ladder.tuning.plan_options import PlanOptions
 
 
 def tune_generation(options: TuneOptions, view: TuneShown, interruption: Interruption) -> int:
     """`ladder tune MODEL --task generate`."""
     from ladder.tuning.generation import run_generation
     from ladder.tuning.tune_events import ignore
-    from ladder.tuning.watch.plain import plain_lines
+    from ladder.watch.plain import plain_lines
 
     done = run_generation(options, ignore if view.quiet else plain_lines, interruption)
     if view.output_format == "json":
@@ -44,7 +44,7 @@ def plan_generation(options: PlanOptions, view: PlanShown) -> int:
     from rich.table import Table
 
     from ladder.tuning.generation import plan_of_generation
-    from ladder.tuning.watch.plain import say
+    from ladder.watch.plain import say
 
     problem, rows = plan_of_generation(options, say)
     prompts, machine, workload = min(problem.batches, default=1), problem.machine, problem.workload

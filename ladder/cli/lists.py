@@ -11,8 +11,8 @@ import typer
 
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, LadderError
-from ladder.tuning.declaring import Option
-from ladder.tuning.options import OUTPUT
+from ladder.options.declaring import Option
+from ladder.options.tune import OUTPUT
 
 if TYPE_CHECKING:
     from ladder.report.run_data import ReportedRun

@@ -21,7 +21,7 @@ from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
 from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
-from ladder.tuning.options import rung_names
+from ladder.options.tune import rung_names
 
 _CLOSED_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
@@ -39,7 +39,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from ladder.tuning.versions import package_versions
+        from ladder.machine.versions import package_versions
 
         typer.echo("\n".join(f"{name} {version}" for name, version in package_versions().items()))
         raise typer.Exit

@@ -12,9 +12,9 @@ import typer
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
 from ladder.generating.ways import GENERATE
-from ladder.tuning.declaring import Option, checked
-from ladder.tuning.options import OUTPUT
-from ladder.tuning.plan_options import PlanOptions
+from ladder.options.declaring import Option, checked
+from ladder.options.plan import PlanOptions
+from ladder.options.tune import OUTPUT
 from ladder.units import GIB, counted, format_bytes, parameters_in_words
 from ladder.workload.trained import said_of_training
 
@@ -54,7 +54,7 @@ def plan(options: PlanOptions, shown: PlanShown) -> int:
       ladder plan llama-2-13b --task generate --gpus 2 --gpu-memory 24GiB
     """
     from ladder.tuning.planning import as_json, plan_of
-    from ladder.tuning.watch.plain import say
+    from ladder.watch.plain import say
 
     if options.task == GENERATE:
         from ladder.cli.generating import plan_generation

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
-from ladder.tuning.answer_options import RunOptions
-from ladder.tuning.declaring import Option, checked
+from ladder.options.answer import RunOptions
+from ladder.options.declaring import Option, checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def run(answered: Answered, options: RunOptions) -> int:
     from ladder.cli.extra_copies import said_to_extra_copy
     from ladder.emit.config import SECTION, load_best_config
     from ladder.tuning.script_run import run_script
-    from ladder.tuning.watch.plain import plain_lines
+    from ladder.watch.plain import plain_lines
 
     is_for_one = load_best_config(answered.config)[SECTION]["num_nodes"] == 1
     if is_for_one and (extra := said_to_extra_copy(os.environ)) is not None:

@@ -21,11 +21,11 @@ from ladder.launch.counting import counting
 from ladder.machine.described import bare_machine
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own, ranks_python
+from ladder.options.declaring import Option, checked
+from ladder.options.kinds import whole
+from ladder.options.tune import TuneOptions
 from ladder.text import shown
-from ladder.tuning.declaring import Option, checked
 from ladder.tuning.job_options import JOB, JobOptions, mem_of, require_known
-from ladder.tuning.option_kinds import whole
-from ladder.tuning.options import TuneOptions
 
 _TEMPLATE = "tune.sbatch.jinja"
 _REQUEUES = 10
@@ -82,12 +82,12 @@ def sbatch(options: TuneOptions, job: Job) -> int:
 def _require_possible(options: TuneOptions) -> None:
     """Raise what `ladder tune` would raise in the job, as far as it can be known here."""
     from ladder.machine.lease import Leases
-    from ladder.tuning.nodes_venue import gpus_of_a_node
-    from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
+    from ladder.options.checks import require_effective_options, require_text, require_workload
     from ladder.tuning.problem import micro_batches_of
     from ladder.tuning.run import space_of
     from ladder.tuning.tune_events import ignore
-    from ladder.tuning.venue import venue_of
+    from ladder.tuning.venues import venue_of
+    from ladder.tuning.venues.nodes import gpus_of_a_node
     from ladder.tuning.workload_and_machine import workload_of
     from ladder.workload.source import resolve_model
 

@@ -11,9 +11,9 @@ import typer
 
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND
-from ladder.tuning.declaring import Option, checked
-from ladder.tuning.options import OUTPUT
-from ladder.tuning.plan_options import ScaleOptions
+from ladder.options.declaring import Option, checked
+from ladder.options.plan import ScaleOptions
+from ladder.options.tune import OUTPUT
 
 if TYPE_CHECKING:
     from ladder.tuning.scaling import ScalePoint
@@ -41,7 +41,7 @@ def scale(options: ScaleOptions, shown: ScaleShown) -> int:
       ladder scale llama-2-7b --gpus 1,2,4 --gpu-memory 80GiB --price 2.5
     """
     from ladder.tuning.scaling import as_json, scale_of
-    from ladder.tuning.watch.plain import say
+    from ladder.watch.plain import say
 
     options = checked(options)
     points = scale_of(options, say)

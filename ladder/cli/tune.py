@@ -10,8 +10,8 @@ import typer
 from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, LadderError
 from ladder.generating.ways import GENERATE
-from ladder.tuning.declaring import Option
-from ladder.tuning.options import OUTPUT, OutputFormat, TuneOptions
+from ladder.options.declaring import Option
+from ladder.options.tune import OUTPUT, OutputFormat, TuneOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def tune(options: TuneOptions, shown: TuneShown) -> int:
     from ladder.tuning.answering import why_none
     from ladder.tuning.interruption import interruptible
     from ladder.tuning.run import run_tune
-    from ladder.tuning.watch import watching
+    from ladder.watch import watching
 
     as_json = shown.output_format == "json"
     with interruptible() as interruption:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ladder.tuning.declaring import Declared, declared, spread
-from ladder.tuning.option_kinds import DURATION, SIZE
-from ladder.tuning.options import TuneOptions
+from ladder.options.declaring import Declared, declared, spread
+from ladder.options.kinds import DURATION, SIZE
+from ladder.options.tune import TuneOptions
 from ladder.units import GIB, MIB
 from ladder.workload.lora import LISTS, Lora
 

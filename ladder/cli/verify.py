@@ -12,8 +12,8 @@ import typer
 from ladder.cli.declared import takes
 from ladder.cli.tune import TuneShown
 from ladder.errors import EXIT_FOUND, LadderError
-from ladder.tuning.answer_options import VerifyOptions
-from ladder.tuning.declaring import Option
+from ladder.options.answer import VerifyOptions
+from ladder.options.declaring import Option
 
 if TYPE_CHECKING:
     from ladder.tuning.verified import Verification
@@ -45,7 +45,7 @@ def verify(promised: Promised, options: VerifyOptions, shown: TuneShown) -> int:
     from ladder.tuning.interruption import InterruptedVerificationError, interruptible
     from ladder.tuning.tune_events import ignore
     from ladder.tuning.verification import run_verification
-    from ladder.tuning.watch.plain import plain_lines
+    from ladder.watch.plain import plain_lines
 
     with interruptible() as interruption:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from collections.abc import Iterable
+
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -26,3 +29,10 @@ def is_within(version: str, specifier: str) -> bool:
 def versions_of_ranks() -> dict[str, str]:
     """Those of ladder, Python and the packages in `RANGES`; an empty one for what is not installed."""
     return {"ladder": __version__, "python": python_version(), **{name: version_of(name) for name in RANGES}}
+
+
+def package_versions(others: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of the packages that affect measurements, and of `others`, without importing them."""
+    found = versions_of_ranks() | {name: version_of(name) for name in others}
+    versions = {name: version or "not installed" for name, version in found.items()}
+    return {**versions, "optuna": importlib.metadata.version("optuna")}

@@ -22,16 +22,16 @@ from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import version_of
 from ladder.machine.lease import Leases
 from ladder.machine.versions import versions_of_ranks
+from ladder.options.checks import require_text
+from ladder.options.declaring import checked
+from ladder.options.generation import NEW_TOKENS, PROMPT_LEN, require_effective
+from ladder.options.plan import PlanOptions
+from ladder.options.tune import TuneOptions
 from ladder.runs.history import History
 from ladder.text import digest_of, shown
-from ladder.tuning.declaring import checked
-from ladder.tuning.generation_options import NEW_TOKENS, PROMPT_LEN, require_effective
 from ladder.tuning.generation_trials import engine_of, results_of, spec_of
 from ladder.tuning.operators import OperatorMissingError
-from ladder.tuning.option_checks import require_text
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.outputs import read_files, require_writable
-from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.planning import machine_named, machine_on_paper
 from ladder.tuning.precision import dtype_of
 from ladder.tuning.prepared import slug
@@ -39,7 +39,8 @@ from ladder.tuning.problem import run_fingerprint
 from ladder.tuning.run import disk_faults
 from ladder.tuning.trial_request import trial_deadlines
 from ladder.tuning.tune_events import Note, Subscriber, hearing, ignore, noting
-from ladder.tuning.venue import OpenVenue, ThisHost
+from ladder.tuning.venues.base import OpenVenue
+from ladder.tuning.venues.here import ThisHost
 from ladder.units import format_bytes, gib
 from ladder.workload.source import resolve_model, weights_of
 from ladder.workload.workload import Workload

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from ladder.errors import UsageError
+from ladder.options.declaring import Option
+from ladder.options.kinds import Kind, text_of, whole
 from ladder.text import shown
-from ladder.tuning.declaring import Option
-from ladder.tuning.option_kinds import Kind, text_of, whole
 from ladder.units import GIB
 
 JOB = "Slurm job"

@@ -11,9 +11,9 @@ from pathlib import Path
 from ladder.emit.config import SECTION
 from ladder.emit.files import OutputPaths, is_replaceable
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.options.tune import TuneOptions
 from ladder.simulation.paper_machine import machine_files
 from ladder.text import shown
-from ladder.tuning.options import TuneOptions
 from ladder.units import MIB
 from ladder.workload.workload import ModelShape
 

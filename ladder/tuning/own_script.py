@@ -17,8 +17,8 @@ from ladder.launch.base import Deadlines
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.interpreter import version_of
+from ladder.options.tune import WorkloadOptions
 from ladder.text import shown
-from ladder.tuning.options import WorkloadOptions
 from ladder.tuning.precision import dtype_of
 from ladder.units import parameters_in_words
 from ladder.workload.counted import Count

@@ -11,14 +11,14 @@ from ladder.errors import UsageError
 from ladder.machine.described import NO_LIMIT, Machine, bare_machine
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import version_of
+from ladder.options.checks import require_workload
+from ladder.options.plan import PlanOptions
+from ladder.options.technique_choices import TechniqueChoices, require_known, techniques_tried, ways_of_checkpointing
 from ladder.search.forecast import Plan, RungPlan
 from ladder.search.forecast import plan as make_plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
-from ladder.tuning.option_checks import require_workload
-from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.problem import micro_batches_of, space_on
-from ladder.tuning.technique_choices import TechniqueChoices, require_known, techniques_tried, ways_of_checkpointing
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import format_bytes, gib
 from ladder.workload.script import Script

@@ -12,18 +12,18 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung, Technique
 from ladder.machine.described import Machine
 from ladder.machine.interpreter import version_of
+from ladder.machine.versions import package_versions
+from ladder.options.checks import backends_in
+from ladder.options.technique_choices import advice, require_effective_techniques, ways_of_checkpointing
+from ladder.options.tune import TuneOptions, choices_in
 from ladder.search.space import Space
 from ladder.text import shown
 from ladder.tuning.known import with_known
-from ladder.tuning.option_checks import backends_in
-from ladder.tuning.options import TuneOptions, choices_in
 from ladder.tuning.outputs import read_files, require_folder, require_writable
 from ladder.tuning.own_script import suiting
 from ladder.tuning.problem import micro_batches_of, problem_of, run_fingerprint, space_on
-from ladder.tuning.technique_choices import advice, require_effective_techniques, ways_of_checkpointing
 from ladder.tuning.tune_events import Note, Subscriber, noting
-from ladder.tuning.venue import Venue
-from ladder.tuning.versions import package_versions
+from ladder.tuning.venues.base import Venue
 from ladder.tuning.workload_and_machine import workload_and_machine
 from ladder.units import format_bytes, parameters_in_words
 from ladder.workload.trained import said_of_training

@@ -17,6 +17,11 @@ from ladder.events.outcome import Record
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own
 from ladder.machine.lease import Leases
+from ladder.machine.versions import package_versions
+from ladder.options.checks import require_effective_options, require_text, require_workload
+from ladder.options.declaring import checked
+from ladder.options.technique_choices import libraries_of
+from ladder.options.tune import TuneOptions, num_knob_trials
 from ladder.report.run_data import ReportedRun
 from ladder.report.writing import load_page, write_reports
 from ladder.runs.history import History
@@ -29,23 +34,19 @@ from ladder.search.rehearsal import in_words, price
 from ladder.search.relevance import relevant
 from ladder.search.space import Space
 from ladder.tuning.answering import answer_of
-from ladder.tuning.comparisons import Agreements, Comparisons
-from ladder.tuning.declaring import checked
 from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.known import learn
 from ladder.tuning.meanwhile import meanwhile
 from ladder.tuning.operators import OperatorMissingError
-from ladder.tuning.option_checks import require_effective_options, require_text, require_workload
-from ladder.tuning.options import TuneOptions, num_knob_trials
 from ladder.tuning.own_words import in_own_words
+from ladder.tuning.parity import Agreements, Comparisons
 from ladder.tuning.preparation import missing_package, obstacles, require_precision, without_operator
 from ladder.tuning.prepared import Prepared, prepare, supported_space
 from ladder.tuning.reach import require_within_reach
-from ladder.tuning.technique_choices import libraries_of
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
 from ladder.tuning.tuner import Tuner, TuneResult
-from ladder.tuning.venue import OpenVenue, Venue, venue_of
-from ladder.tuning.versions import package_versions
+from ladder.tuning.venues import venue_of
+from ladder.tuning.venues.base import OpenVenue, Venue
 from ladder.workload.script import Script
 
 # Errors of the disk; any other OSError in a tune is a bug.

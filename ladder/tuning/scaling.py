@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ladder.errors import NothingFitsError, UsageError
-from ladder.tuning.generation_options import require_training
-from ladder.tuning.options import MOST_GPUS
-from ladder.tuning.plan_options import PaperOptions, PlanOptions, ScaleOptions
+from ladder.options.generation import require_training
+from ladder.options.plan import PaperOptions, PlanOptions, ScaleOptions
+from ladder.options.tune import MOST_GPUS
 from ladder.tuning.planning import expected_winner, plan_of
 from ladder.units import gib
 

@@ -21,12 +21,10 @@ from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.script_faults import is_beyond_doubt
 from ladder.search.space import PARITY, Space, disproved, fastest, measured, proven, ranking, same_steps
 from ladder.search.time_left import TimeLeft, by_promise, within
-from ladder.tuning.building import Building
-from ladder.tuning.comparisons import Comparisons
 from ladder.tuning.knob_study import next_knobs
-from ladder.tuning.operators import Operators
-from ladder.tuning.parity import Parity
-from ladder.tuning.refusal import less_disproved, refusals
+from ladder.tuning.operators import Building, Operators
+from ladder.tuning.parity import Comparisons, Parity
+from ladder.tuning.reach import less_disproved, refusals
 from ladder.tuning.trials import Trials
 from ladder.tuning.tune_events import Note, Subscriber, ignore
 from ladder.workload.workload import Workload

@@ -24,17 +24,17 @@ from ladder.machine.environment import ranks_in
 from ladder.machine.gpus import allocator_in, visible_gpus
 from ladder.machine.interpreter import is_own
 from ladder.machine.lease import Leases
+from ladder.options.answer import VerifyOptions
+from ladder.options.declaring import checked
+from ladder.options.technique_choices import require_adapters, require_usable
+from ladder.options.tune import TuneOptions
 from ladder.runs.history import make_private
 from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS
 from ladder.techniques.keys import candidate_of
 from ladder.text import shown
-from ladder.tuning.answer_options import VerifyOptions
-from ladder.tuning.declaring import checked
 from ladder.tuning.interruption import InterruptedVerificationError
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.prepared import introduced
-from ladder.tuning.technique_choices import require_adapters, require_usable
 from ladder.tuning.trial_request import (
     candidate_spec,
     fewest_micro_steps,
@@ -43,7 +43,7 @@ from ladder.tuning.trial_request import (
     trial_spec,
 )
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing, ignore, noting
-from ladder.tuning.venue import venue_of
+from ladder.tuning.venues import venue_of
 from ladder.tuning.verified import Verification
 from ladder.units import GIB
 from ladder.workload.lora import Lora

@@ -9,10 +9,10 @@ from ladder.errors import UsageError
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.interpreter import version_of
+from ladder.options.plan import PlanOptions
+from ladder.options.tune import TuneOptions, WorkloadOptions
 from ladder.text import shown
-from ladder.tuning.options import TuneOptions, WorkloadOptions
 from ladder.tuning.own_script import workload_of_script
-from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.precision import dtype_of
 from ladder.units import parse_bytes
 from ladder.workload.lora import lora_from_file

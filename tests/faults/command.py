@@ -18,7 +18,7 @@ import psutil
 from helpers import TINY_CONFIG, processes_with
 
 from ladder.events.protocol import RUN_MARKER
-from ladder.tuning.sweep import run_marker
+from ladder.launch.sweep import run_marker
 
 TUNE = ["tune", "./model", "--gpus", "0", "--seq-len", "64", "--global-batch-size", "4", "--gpu-memory", "1GiB"]
 TUNE += ["--micro-batch", "1", "--run-dir", "run", "--strategy", "reverse"]

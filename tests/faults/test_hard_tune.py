@@ -26,7 +26,7 @@ import yaml
 from helpers import TINY_CONFIG, processes_with
 
 from ladder.emit import load_best_config
-from ladder.tuning.sweep import run_marker
+from ladder.launch.sweep import run_marker
 
 _MARKER = "LADDER_TEST_MARKER"
 SECRETS = {

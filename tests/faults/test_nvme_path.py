@@ -19,10 +19,10 @@ from helpers import bundled_workload
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.errors import EnvironmentFaultError, LadderError, UsageError
+from ladder.launch.sweep import Sweep
 from ladder.machine.described import Machine
 from ladder.machine.nvme import check_nvme_path, needed_bytes, nvme_shortage
 from ladder.tuning.preparation import with_obstacles
-from ladder.tuning.sweep import Sweep
 from ladder.units import GIB, MIB
 
 OPTIMIZER, BOTH = RUNGS_BY_NAME["zero3+opt-nvme"], RUNGS_BY_NAME["zero3+param-nvme+opt-nvme"]

@@ -17,8 +17,8 @@ from ladder.events.step_policy import StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.launch.watch import now
 from ladder.tuning.tune_events import TrialEnds
-from ladder.tuning.watch.plain import plain_lines
 from ladder.units import MIB
+from ladder.watch.plain import plain_lines
 
 RANKS = pytest.mark.parametrize("rank", range(WORLD_SIZE))
 ROOM_BYTES = 1 << 40

@@ -19,7 +19,7 @@ from helpers import FOUR_LAYERS_CONFIG
 from ladder.cli.main import main
 from ladder.emit import load_best_config
 from ladder.machine.gpus import visible_gpus
-from ladder.tuning.technique_choices import ways_of_checkpointing
+from ladder.options.technique_choices import ways_of_checkpointing
 from ladder.units import MIB
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not visible_gpus(), reason="needs a CUDA GPU")]

@@ -19,8 +19,8 @@ from ladder.launch.base import Deadlines
 from ladder.launch.local import LocalLauncher
 from ladder.machine.described import Machine
 from ladder.machine.machine import detect_machine
+from ladder.options.tune import TuneOptions
 from ladder.techniques.keys import candidate_of
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.own_script import script_spec, workload_of_script
 from ladder.tuning.script_look import look_at
 from ladder.tuning.trial_request import candidate_spec, engine_config, proof_steps, trial_spec

@@ -20,10 +20,10 @@ from helpers.answers import AWKWARD, answer
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import CHECKPOINTING, HALF, Candidate, Engine, Technique
 from ladder.emit import Answer, OutputPaths, emit_all, launch_environment, trainer_arguments, trainer_command_line
+from ladder.machine.versions import package_versions
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.ulysses import ULYSSES
-from ladder.tuning.versions import package_versions
 from ladder.workload.shapes import shape_from_config
 from ladder.workload.workload import Workload
 

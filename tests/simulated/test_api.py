@@ -24,11 +24,11 @@ from helpers.values import PAPER
 import ladder
 from ladder.cli.main import main
 from ladder.errors import NothingFitsError, UsageError
-from ladder.tuning.answer_options import VerifyOptions
-from ladder.tuning.declaring import checked_values, declared
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions, ScaleOptions
-from ladder.tuning.python_calls import in_python_words
+from ladder.options.answer import VerifyOptions
+from ladder.options.declaring import checked_values, declared
+from ladder.options.plan import PlanOptions, ScaleOptions
+from ladder.options.python_calls import in_python_words
+from ladder.options.tune import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import TrialBegins, TrialEnds, TuneEvent
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.trial_run import TrialRun
-from ladder.tuning.options import TuneOptions
+from ladder.options.tune import TuneOptions
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import (
     Note,
@@ -30,10 +30,10 @@ from ladder.tuning.tune_events import (
     TuneEvent,
     each_of,
 )
-from ladder.tuning.watch import watching
-from ladder.tuning.watch.live import Drawing
-from ladder.tuning.watch.progress import Progress
 from ladder.units import GIB
+from ladder.watch import watching
+from ladder.watch.live import Drawing
+from ladder.watch.progress import Progress
 
 WIDTHS = (40, 80, 120)
 SPACE = make_space("zero1", "zero2", world_size=2, probe_layers=4)

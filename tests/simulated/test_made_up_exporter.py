@@ -17,9 +17,9 @@ from ladder.emit.exporters.base import Exporter, opening_comment
 from ladder.emit.exporters.registry import EXPORTERS, exported
 from ladder.emit.settings import Settings
 from ladder.errors import UsageError
+from ladder.options.declaring import declared
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES
-from ladder.tuning.declaring import declared
 
 
 class Spells(Exporter):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ladder.machine.lease import Leases
+from ladder.options.plan import PlanOptions
+from ladder.options.tune import TuneOptions
 from ladder.search.space import Space
 from ladder.simulation.paper_machine import machine_files, read_machine
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.planning import plan_of
 from ladder.tuning.run import space_of
 from ladder.workload.source import bundled_models

@@ -18,6 +18,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import HALF, Engine
 from ladder.errors import UsageError
 from ladder.machine.machine_speed import machine_speed
+from ladder.options.technique_choices import TechniqueChoices, advice
 from ladder.search.memory import predict_memory
 from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
@@ -31,7 +32,6 @@ from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.liger import LIGER
 from ladder.techniques.unchecked_gradients import UNCHECKED_GRADIENTS
 from ladder.tuning.problem import make_space
-from ladder.tuning.technique_choices import TechniqueChoices, advice
 from ladder.units import GIB
 from ladder.workload.lora import Lora
 

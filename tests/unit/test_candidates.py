@@ -19,7 +19,7 @@ from ladder.backends.deepspeed.rungs import RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine, Rung, divisors
 from ladder.errors import UsageError
-from ladder.tuning.options import check_rungs
+from ladder.options.tune import check_rungs
 from ladder.workload.workload import Workload
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "deepspeed-llama-2-7b"

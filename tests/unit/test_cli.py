@@ -19,10 +19,10 @@ from ladder.errors import (
     NothingFitsError,
     UsageError,
 )
-from ladder.tuning.answer_options import RunOptions, VerifyOptions
-from ladder.tuning.declaring import declared
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.plan_options import PlanOptions
+from ladder.options.answer import RunOptions, VerifyOptions
+from ladder.options.declaring import declared
+from ladder.options.plan import PlanOptions
+from ladder.options.tune import TuneOptions
 
 ROOT = Path(__file__).parents[2]
 HELP = re.compile(r'help="([^"]*)"')
@@ -67,7 +67,7 @@ def test_a_command_that_is_not_understood_is_a_usage_error_in_one_sentence(
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("2h", 7200), ("1.5m", 90), ("0.5h", 1800)])
 def test_a_duration_is_read_with_its_unit(text: str, seconds: float) -> None:
-    from ladder.tuning.option_kinds import duration
+    from ladder.options.kinds import duration
 
     assert duration(text) == seconds
 

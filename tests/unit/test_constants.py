@@ -20,7 +20,7 @@ WITHOUT_ORIGIN = {
     "simulation/launcher.py": "numbers of signals, which their names say",
     "simulation/physics.py": "one comment speaks of several constants below it",
     "simulation/step_clock.py": "one comment speaks of several constants below it",
-    "tuning/options.py": "the help of the option says what it is",
+    "options/tune.py": "the help of the option says what it is",
 }
 """Files with constants that bear neither comment nor docstring, and why those can be read all the same."""
 ORIGIN = re.compile(r"\b(measured|seen|derived|chosen|defined|fitted|estimate)\b", re.IGNORECASE)

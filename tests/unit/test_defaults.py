@@ -17,9 +17,9 @@ from ladder.cli.declared import takes
 from ladder.cli.defaults import read_defaults, schema
 from ladder.cli.main import main
 from ladder.errors import UsageError
-from ladder.tuning.declaring import Option, Switches, checked, checked_values
-from ladder.tuning.option_kinds import whole
-from ladder.tuning.options import BEYOND, SEARCH, WorkloadOptions
+from ladder.options.declaring import Option, Switches, checked, checked_values
+from ladder.options.kinds import whole
+from ladder.options.tune import BEYOND, SEARCH, WorkloadOptions
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_default_counts_until_the_option_is_typed(folder: Path, capsys: pytest
 
 def test_what_the_file_sets_is_said_first_but_for_what_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]):
     (folder / "ladder.yaml").write_text("plan: {gpus: 4, gpu-memory: 40GiB}\n")
-    for typed, said in (((), "--gpus 4, --gpu-memory 40GiB"), (("--gpus=2",), "--gpu-memory 40GiB")):
+    for typed, said in (((), "--gpu-memory 40GiB, --gpus 4"), (("--gpus=2",), "--gpu-memory 40GiB")):
         assert main(["plan", "llama-2-7b", "--format", "json", *typed]) == 0
         assert capsys.readouterr().err.splitlines()[0] == f"ladder.yaml sets {said} for ladder plan."
     assert main(["plan", "llama-2-7b", "--gpus", "2", "--gpu-memory", "8GiB"]) == 0

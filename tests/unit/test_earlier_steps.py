@@ -22,8 +22,7 @@ from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.decisions import Measure
 from ladder.search.space import Space, fastest
-from ladder.tuning.earlier_steps import EarlierSteps
-from ladder.tuning.known import learn
+from ladder.tuning.known import EarlierSteps, learn
 from ladder.units import GIB
 
 WORKLOAD = bundled_workload("llama-2-7b", seq_len=2048, global_batch_size=64)

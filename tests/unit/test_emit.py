@@ -34,8 +34,8 @@ from ladder.emit.files import write_atomically
 from ladder.emit.trainer import least_transformers
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.machine.host import MALLOC_OF_A_CPU_RANK, environment_of_a_cpu_rank
-from ladder.tuning.option_checks import require_effective_options
-from ladder.tuning.options import TuneOptions
+from ladder.options.checks import require_effective_options
+from ladder.options.tune import TuneOptions
 from ladder.units import GIB
 
 # The answer

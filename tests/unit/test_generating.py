@@ -18,7 +18,7 @@ from ladder.emit import best_config
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import UsageError
-from ladder.tuning.options import TuneOptions
+from ladder.options.tune import TuneOptions
 from ladder.tuning.own_script import script_spec, workload_of_script
 from ladder.tuning.problem import make_space, micro_batches_of, problem_of
 from ladder.tuning.trial_request import proof_steps

@@ -11,9 +11,9 @@ from helpers.searches import space_of
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Engine
+from ladder.options.technique_choices import TechniqueChoices, advice, techniques_tried
 from ladder.search.remedies import remedies
 from ladder.techniques.liger import LIGER
-from ladder.tuning.technique_choices import TechniqueChoices, advice, techniques_tried
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 

@@ -22,7 +22,7 @@ from ladder.launch.nodes.merged import merged
 from ladder.launch.nodes.network import answering, own_addresses, reachable, served
 from ladder.launch.nodes.slurm import is_in_allocation, nodes_among
 from ladder.launch.nodes.wire import from_wire, to_wire
-from ladder.tuning.nodes_venue import gpus_of_a_node
+from ladder.tuning.venues.nodes import gpus_of_a_node
 from ladder.units import GIB
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}

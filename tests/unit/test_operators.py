@@ -17,8 +17,7 @@ from ladder.search.policy import Measure, walk
 from ladder.search.space import Space, of_main_backend
 from ladder.step.counted import Device
 from ladder.tuning import operators
-from ladder.tuning.building import Building
-from ladder.tuning.operators import OperatorMissingError, Operators
+from ladder.tuning.operators import Building, OperatorMissingError, Operators
 from ladder.tuning.preparation import without_operator
 from ladder.tuning.tune_events import ignore
 from ladder.units import GIB

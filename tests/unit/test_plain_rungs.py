@@ -16,10 +16,10 @@ from ladder.candidates import Candidate, Engine, Rung
 from ladder.errors import UsageError
 from ladder.events.outcome import Record
 from ladder.machine.described import Machine
+from ladder.options.checks import require_effective_options
+from ladder.options.declaring import checked
+from ladder.options.tune import TuneOptions
 from ladder.search.policy import answer, faster_without_deepspeed
-from ladder.tuning.declaring import checked
-from ladder.tuning.option_checks import require_effective_options
-from ladder.tuning.options import TuneOptions
 from ladder.tuning.preparation import obstacles
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation

@@ -18,8 +18,9 @@ from ladder.events.outcome import Outcome
 from ladder.search.forecast import plan
 from ladder.search.remedies import remedies
 from ladder.search.space import Space
-from ladder.tuning import run, venue
+from ladder.tuning import run
 from ladder.tuning.reach import FAR, require_within_reach
+from ladder.tuning.venues import here as venue
 from ladder.units import GIB
 
 

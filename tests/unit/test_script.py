@@ -25,11 +25,12 @@ from ladder.emit.settings import settings_in
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
 from ladder.machine.machine_speed import machine_speed
+from ladder.options.checks import require_workload
+from ladder.options.plan import PlanOptions
+from ladder.options.tune import TuneOptions, WorkloadOptions
 from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.answering import answer_of
-from ladder.tuning.option_checks import require_workload
-from ladder.tuning.options import TuneOptions, WorkloadOptions
 from ladder.tuning.own_script import (
     global_batch_of,
     mapping_of,
@@ -42,7 +43,6 @@ from ladder.tuning.own_script import (
     with_preparation,
     workload_of_script,
 )
-from ladder.tuning.plan_options import PlanOptions
 from ladder.tuning.preparation import environment_of_trials, script_environment
 from ladder.tuning.verification import _verification
 from ladder.units import GIB

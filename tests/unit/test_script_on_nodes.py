@@ -10,7 +10,7 @@ from helpers.answers import answer
 from ladder.cli.main import main
 from ladder.emit import emit_all
 from ladder.errors import UsageError
-from ladder.tuning.answer_options import RunOptions
+from ladder.options.answer import RunOptions
 from ladder.tuning.script_run import meeting, require_nodes
 
 ANSWER = Path("best_config.json")

@@ -18,7 +18,7 @@ from ladder.search.remedies import remedies
 from ladder.search.second_chance import second_chance
 from ladder.search.space import PARITY, disproved, proven, ruled_out
 from ladder.techniques.liger import LIGER
-from ladder.tuning.refusal import less_disproved
+from ladder.tuning.reach import less_disproved
 from ladder.units import GIB
 
 SMALL = make_candidate("zero2", micro_batch=2, accumulation=8)

@@ -18,9 +18,9 @@ from ladder.candidates import Candidate
 from ladder.emit.config import best_config
 from ladder.emit.settings import settings_of
 from ladder.events.memory_limit import for_torch
+from ladder.options.answer import RunOptions
 from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.tuning import step_down
-from ladder.tuning.answer_options import RunOptions
 from ladder.tuning.answering import answer_of
 from ladder.tuning.script_run import limits_in
 from ladder.tuning.step_down import RunPlan, smaller

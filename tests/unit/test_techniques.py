@@ -25,11 +25,11 @@ from ladder.emit.exporters.registry import exported
 from ladder.emit.settings import settings_in
 from ladder.emit.trainer import trainer_arguments
 from ladder.errors import EnvironmentFaultError, UsageError
+from ladder.options.technique_choices import require_effective_techniques, require_usable, ways_of_checkpointing
 from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.keys import candidate_of, engine_named, rung_of
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.problem import problem_of
-from ladder.tuning.technique_choices import require_effective_techniques, require_usable, ways_of_checkpointing
 from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 

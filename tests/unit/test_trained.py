@@ -12,8 +12,8 @@ from ladder.emit.config import best_config
 from ladder.emit.settings import settings_in
 from ladder.errors import FewerStepsThanPlannedError
 from ladder.events.protocol import TrainedEvent
+from ladder.tuning.script_run import require_trained
 from ladder.tuning.step_down import RunPlan
-from ladder.tuning.trained import require_trained
 from ladder.tuning.tune_events import Note
 from ladder.workload.script import OwnTraining
 

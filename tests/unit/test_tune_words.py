@@ -11,7 +11,7 @@ import pytest
 from ladder.cli import tune_words
 from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.cli.main import main
-from ladder.tuning.options import TuneOptions
+from ladder.options.tune import TuneOptions
 from ladder.workload.lora import lora_from_text
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "8"}

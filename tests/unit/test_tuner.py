@@ -32,8 +32,7 @@ from ladder.search.space import Space, measured
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.keys import engine_in, engine_named
 from ladder.tuning.answering import require_answer
-from ladder.tuning.comparisons import Agreements, Comparisons
-from ladder.tuning.parity import compare
+from ladder.tuning.parity import Agreements, Comparisons, compare
 from ladder.tuning.problem import micro_batches_of, run_fingerprint
 from ladder.tuning.tune_events import Note, TuneEvent
 from ladder.tuning.tuner import TuneResult
@@ -308,9 +307,9 @@ def test_losses_that_agreed_in_an_earlier_tune_with_the_same_libraries_are_not_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], memory_limit: int, torch: str, made: int
 ) -> None:
     monkeypatch.setenv("LADDER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ladder.tuning.comparisons.package_versions", lambda _: {"torch": torch})
+    monkeypatch.setattr("ladder.tuning.parity.package_versions", lambda _: {"torch": torch})
     tune(tmp_path / "first", learner(losses), comparisons=Comparisons(agreements=Agreements(machine=TWO_RANKS)))
-    monkeypatch.setattr("ladder.tuning.comparisons.package_versions", lambda _: {"torch": "2.11.0"})
+    monkeypatch.setattr("ladder.tuning.parity.package_versions", lambda _: {"torch": "2.11.0"})
     machine = replace(TWO_RANKS, memory_limit=TWO_RANKS.memory_limit * memory_limit)
     again, comparisons = learner([9.0, 8.0, 7.0]), Comparisons(agreements=Agreements(machine=machine))
     said: list[TuneEvent] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ladder.backends.base import Backend
 from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME, backend_of
 from ladder.errors import UsageError
+from ladder.options.generation import require_training
+from ladder.options.technique_choices import require_known
+from ladder.options.tune import ALL_BACKENDS, TuneOptions, WorkloadOptions, choices_in
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
-from ladder.tuning.generation_options import require_training
-from ladder.tuning.options import ALL_BACKENDS, TuneOptions, WorkloadOptions, choices_in
-from ladder.tuning.technique_choices import require_known
 
 
 def require_text(options: TuneOptions) -> None:

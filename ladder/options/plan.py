@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ladder.tuning.declaring import Option
-from ladder.tuning.generation_options import GenerationOptions
-from ladder.tuning.option_kinds import SIZE, above_zero, whole
-from ladder.tuning.options import MACHINE, MOST_GPUS, OUTPUT, Allowed, Switched, WorkloadOptions, machine_names
+from ladder.options.declaring import Option
+from ladder.options.generation import GenerationOptions
+from ladder.options.kinds import SIZE, above_zero, whole
+from ladder.options.tune import MACHINE, MOST_GPUS, OUTPUT, Allowed, Switched, WorkloadOptions, machine_names
 
 
 @dataclass(frozen=True, kw_only=True)

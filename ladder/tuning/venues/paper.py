@@ -13,17 +13,17 @@ from ladder.candidates import Rung, Technique
 from ladder.emit import Answer
 from ladder.errors import UsageError
 from ladder.machine.described import Machine
+from ladder.options.technique_choices import TechniqueChoices, techniques_tried
 from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
-from ladder.tuning.technique_choices import TechniqueChoices, techniques_tried
 from ladder.tuning.tune_events import Note, Subscriber
-from ladder.tuning.venue import OpenVenue
+from ladder.tuning.venues.base import OpenVenue
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.tuning.options import TuneOptions
+    from ladder.options.tune import TuneOptions
 
 
 class OnPaper:

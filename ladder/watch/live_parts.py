@@ -13,9 +13,9 @@ from ladder.report.table import RUNG_CELLS
 from ladder.report.times import PHASES, clock
 from ladder.search.space import Space
 from ladder.text import shown
-from ladder.tuning.watch.plain import engine_key_of
-from ladder.tuning.watch.progress import CurrentTrial, Progress
 from ladder.units import format_bytes, gib
+from ladder.watch.plain import engine_key_of
+from ladder.watch.progress import CurrentTrial, Progress
 
 _NARROW = 72
 """Columns of a terminal; with fewer, the table leaves memory out. Chosen by eye."""

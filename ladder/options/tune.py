@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
 from ladder.errors import UsageError
+from ladder.options.declaring import Option, Switches
+from ladder.options.generation import GenerationOptions
+from ladder.options.kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
+from ladder.options.technique_choices import TechniqueChoices
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import instead_of, shown
-from ladder.tuning.declaring import Option, Switches
-from ladder.tuning.generation_options import GenerationOptions
-from ladder.tuning.option_kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
-from ladder.tuning.technique_choices import TechniqueChoices
 from ladder.workload.lora import Lora
 from ladder.workload.trained import LoadIn
 from ladder.workload.workload import Dtype, OptimizerName, Task

@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from ladder.errors import UsageError
-from ladder.tuning.option_kinds import Kind, kind_of, value_type
+from ladder.options.kinds import Kind, kind_of, value_type
 
 T = TypeVar("T")
 

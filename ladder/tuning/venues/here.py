@@ -1,114 +1,33 @@
-"""Where a tune's trials run, and everything that differs between places: here, this host."""
+"""This host as the place of a tune's trials."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ladder.candidates import Rung, Technique
 from ladder.emit import Answer
-from ladder.errors import UsageError
 from ladder.events.protocol import RUN_MARKER
-from ladder.launch.base import Launcher
 from ladder.launch.local import PRELOAD_IF_THERE, LocalLauncher
+from ladder.launch.sweep import Sweep, run_marker
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
+from ladder.options.technique_choices import TechniqueChoices, require_adapters, techniques_tried
 from ladder.tuning.operators import Operators
 from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
 from ladder.tuning.script_look import look_here
-from ladder.tuning.sweep import Sweep, run_marker
-from ladder.tuning.technique_choices import TechniqueChoices, require_adapters, techniques_tried
 from ladder.tuning.tune_events import Subscriber
+from ladder.tuning.venues.base import OpenVenue
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.tuning.options import TuneOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenVenue:
-    """An open venue, with what the tuner needs for trials."""
-
-    machine: Machine
-    """With the reasons for rungs that it does not support."""
-    launcher: Launcher
-    operators: Operators | None = None
-    """Of DeepSpeed, for trials that are real."""
-    clock: Callable[[], float] = time.monotonic
-    """Seconds, as the launcher counts them."""
-    swap_prefix: str = "ladder-swap"
-
-    def seconds_since(self, began: float) -> float:
-        """Of a time budget, since `began` on CLOCK_MONOTONIC: what jobs waited in the queue is not among them."""
-        return self.clock() - began
-
-
-class Venue(Protocol):
-    """Where the trials of one tune run."""
-
-    @property
-    def paper_name(self) -> str | None:
-        """The name of the machine on paper; None if trials are real."""
-
-    looks_again: bool
-    """A script can be looked at once more after the trials."""
-
-    @property
-    def laws(self) -> Mapping[str, Any] | None:
-        """The description of the machine on paper, so that its history is never used for a real one."""
-
-    def machine(self) -> Machine:
-        """The machine, limited to what the user allows."""
-
-    def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
-        """What the user's own script trains. UsageError where it cannot be run here."""
-
-    def introduce(self) -> None:
-        """Tell the user what they need to know about figures from here."""
-
-    def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
-        """The techniques to try here. LadderError if one that was asked for cannot be used."""
-
-    def opened(
-        self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path
-    ) -> AbstractContextManager[OpenVenue]:
-        """Make the venue ready for trials; nothing of them is left when it closes."""
-
-    def signed(self, answer: Answer) -> Answer:
-        """`answer` for the files, which say where its figures come from."""
-
-    def close(self) -> None:
-        """End what `machine` began, also if the venue was never opened."""
-
-
-def venue_of(options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> Venue:
-    """The machine of `--launcher simulated --machine`, or this host.
-
-    UsageError if one is given without the other, or if an option has no effect on a simulated machine.
-    """
-    if options.launcher == "simulated":
-        from ladder.tuning.paper_venue import OnPaper, paper_machine  # only a simulated tune waits for this import
-
-        return OnPaper(paper_machine(options), options, tell, cancelled)
-    if options.machine is not None:
-        raise UsageError("--machine names a simulated machine: add --launcher simulated, or leave it out.")
-    if is_on_nodes(options):
-        from ladder.tuning.nodes_venue import OnNodes  # it builds on this module
-
-        return OnNodes(options, leases, tell, cancelled)
-    return ThisHost(options, leases, tell, cancelled)
-
-
-def is_on_nodes(options: TuneOptions) -> bool:
-    """Whether agents on nodes run the trials, which may be one node."""
-    return options.launcher == "ray" or options.hostfile is not None or (options.nodes or 1) > 1
+    from ladder.options.tune import TuneOptions
 
 
 class ThisHost:

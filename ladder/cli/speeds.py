@@ -12,11 +12,11 @@ from ladder.machine.described import Gpu
 from ladder.machine.known_machine import KnownMachine, facts_of, file_of, read_known
 from ladder.machine.lease import Leases
 from ladder.machine.machine import detect_machine
+from ladder.options.tune import TuneOptions
 from ladder.text import shown
 from ladder.tuning.known import measure, measure_nodes
-from ladder.tuning.nodes_venue import cluster_of
-from ladder.tuning.options import TuneOptions
-from ladder.tuning.venue import is_on_nodes
+from ladder.tuning.venues import is_on_nodes
+from ladder.tuning.venues.nodes import cluster_of
 
 _NAME = "speeds"
 _WORDS = {

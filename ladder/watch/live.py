@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ladder.text import shown
 from ladder.tuning.tune_events import Note, TrialEnds, TuneEvent
-from ladder.tuning.watch.live_parts import best_line, ladder_table, now_lines, time_line, unsupported_line
-from ladder.tuning.watch.progress import Progress
+from ladder.watch.live_parts import best_line, ladder_table, now_lines, time_line, unsupported_line
+from ladder.watch.progress import Progress
 
 _REFRESHES_PER_SECOND = 4
 """Chosen: rich's default, and as fast as one can read."""

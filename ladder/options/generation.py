@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from ladder.errors import UsageError
 from ladder.generating.ways import BATCHES, GENERATE, WAYS_BY_NAME
-from ladder.tuning.declaring import Option, declared, spread
-from ladder.tuning.option_kinds import whole
+from ladder.options.declaring import Option, declared, spread
+from ladder.options.kinds import whole
 
 GENERATION = "Generating (--task generate)"
 PROMPT_LEN, NEW_TOKENS = 512, 128

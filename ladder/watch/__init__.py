@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ladder.tuning.tune_events import Subscriber, ignore
-from ladder.tuning.watch.plain import PlainTune
+from ladder.watch.plain import PlainTune
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def watching(*, quiet: bool) -> Iterator[Subscriber]:
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         from rich.console import Console
 
-        from ladder.tuning.watch.live import LiveView
+        from ladder.watch.live import LiveView
 
         with LiveView(Console(stderr=True, highlight=False)) as view:
             yield view

@@ -6,15 +6,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ladder.errors import LadderError
+from ladder.options.declaring import Declared, declared
+from ladder.options.kinds import DURATION, SIZE
 from ladder.techniques.registry import TECHNIQUES
-from ladder.tuning.declaring import Declared, declared
-from ladder.tuning.option_kinds import DURATION, SIZE
-from ladder.tuning.tune_events import Note, Subscriber, TuneEvent
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMMAND = re.compile(r"(`(?:ladder|pip) [^`]*`)")
@@ -60,15 +58,6 @@ def python_words(options: type) -> Iterator[None]:
     except LadderError as error:
         error.args = (in_python_words(str(error), options),)
         raise
-
-
-def with_python_notes(options: type, tell: Subscriber) -> Subscriber:
-    """`tell`, whose notes name options as they are written in Python."""
-
-    def told(event: TuneEvent) -> None:
-        tell(replace(event, text=in_python_words(event.text, options)) if isinstance(event, Note) else event)
-
-    return told
 
 
 def in_python_words(sentence: str, options: type) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ladder.tuning.declaring import Option
-from ladder.tuning.option_kinds import above_zero, number, whole
-from ladder.tuning.options import MACHINE, PROOF, WORKLOAD, RanksPython
+from ladder.options.declaring import Option
+from ladder.options.kinds import above_zero, number, whole
+from ladder.options.tune import MACHINE, PROOF, WORKLOAD, RanksPython
 
 OtherCommand = Annotated[
     tuple[str, ...],

@@ -17,6 +17,7 @@ from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.nodes.ray_cluster import ray_nodes
 from ladder.launch.nodes.slurm import is_in_allocation, slurm_nodes
+from ladder.launch.sweep import run_marker
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
@@ -28,14 +29,14 @@ from ladder.tuning.preparation import (
     without_gpus,
 )
 from ladder.tuning.script_look import look_at
-from ladder.tuning.sweep import run_marker
 from ladder.tuning.tune_events import Note, Subscriber, noting
-from ladder.tuning.venue import OpenVenue, ThisHost, job_of
+from ladder.tuning.venues.base import OpenVenue
+from ladder.tuning.venues.here import ThisHost, job_of
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from ladder.tuning.options import TuneOptions
+    from ladder.options.tune import TuneOptions
 
 
 class OnNodes(ThisHost):

@@ -1,0 +1,1 @@
+"""What can be asked for: every option is declared here once, read, and checked against the others."""

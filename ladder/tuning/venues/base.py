@@ -1,0 +1,78 @@
+"""What differs between the places where a tune's trials may run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ladder.candidates import Rung, Technique
+from ladder.emit import Answer
+from ladder.launch.base import Launcher
+from ladder.machine.described import Machine
+from ladder.options.technique_choices import TechniqueChoices
+from ladder.tuning.operators import Operators
+from ladder.workload.script import Script
+from ladder.workload.workload import Workload
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVenue:
+    """An open venue, with what the tuner needs for trials."""
+
+    machine: Machine
+    """With the reasons for rungs that it does not support."""
+    launcher: Launcher
+    operators: Operators | None = None
+    """Of DeepSpeed, for trials that are real."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, as the launcher counts them."""
+    swap_prefix: str = "ladder-swap"
+
+    def seconds_since(self, began: float) -> float:
+        """Of a time budget, since `began` on CLOCK_MONOTONIC: what jobs waited in the queue is not among them."""
+        return self.clock() - began
+
+
+class Venue(Protocol):
+    """Where the trials of one tune run."""
+
+    @property
+    def paper_name(self) -> str | None:
+        """The name of the machine on paper; None if trials are real."""
+
+    looks_again: bool
+    """A script can be looked at once more after the trials."""
+
+    @property
+    def laws(self) -> Mapping[str, Any] | None:
+        """The description of the machine on paper, so that its history is never used for a real one."""
+
+    def machine(self) -> Machine:
+        """The machine, limited to what the user allows."""
+
+    def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
+        """What the user's own script trains. UsageError where it cannot be run here."""
+
+    def introduce(self) -> None:
+        """Tell the user what they need to know about figures from here."""
+
+    def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
+        """The techniques to try here. LadderError if one that was asked for cannot be used."""
+
+    def opened(
+        self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path
+    ) -> AbstractContextManager[OpenVenue]:
+        """Make the venue ready for trials; nothing of them is left when it closes."""
+
+    def signed(self, answer: Answer) -> Answer:
+        """`answer` for the files, which say where its figures come from."""
+
+    def close(self) -> None:
+        """End what `machine` began, also if the venue was never opened."""
