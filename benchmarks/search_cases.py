@@ -24,9 +24,10 @@ from ladder.simulation.paper_machine import SimulatedMachine, machine_files, rea
 from ladder.simulation.physics import Physics
 from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
-from ladder.tuning.in_turn import tune_in_turn
 from ladder.tuning.problem import micro_batches_of, space_on
+from ladder.tuning.run import tune_in_turn
 from ladder.tuning.tuner import Tuner
+from ladder.tuning.venues.base import OpenVenue
 from ladder.workload.lora import Lora
 from ladder.workload.source import resolve_model
 from ladder.workload.trained import LoadIn
@@ -159,12 +160,10 @@ def search(case: Problem, space: Space, strategy: Strategy) -> MemoryHistory:
 
     def tuner(of: Space, _spent: float, _knob_trials: int | None) -> Tuner:
         return Tuner(
-            workload=case.workload,
-            machine=case.machine,
+            place=OpenVenue(machine=case.machine, launcher=launcher),
             space=of,
             unsupported={},
             history=history,  # type: ignore[arg-type]
-            launcher=launcher,
         )
 
     tune_in_turn(tuner, space, strategy, knob_trials=0)

@@ -16,8 +16,7 @@ from ladder.options.python_calls import python_words
 from ladder.options.tune import TuneOptions
 from ladder.report.table import frame
 from ladder.text import shown
-from ladder.tuning.answering import require_answer
-from ladder.tuning.run import TuneOutput
+from ladder.tuning.answering import TuneOutput, require_answer
 from ladder.units import counted, format_bytes
 
 if TYPE_CHECKING:

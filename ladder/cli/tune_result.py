@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ladder.emit import Answer
     from ladder.errors import LadderError
     from ladder.search.ledger import Entry
-    from ladder.tuning.run import TuneOutput
+    from ladder.tuning.answering import TuneOutput
 
 
 _FEWEST_LINES = 8

@@ -51,7 +51,7 @@ class Price:
 def price(space: Space, strategy: Strategy, *, comparisons: int = 0) -> Price | None:
     """The usual price of a tune; None if nothing is likely to fit. The same for the same arguments.
 
-    DeepSpeed's engines come first and then all, as in `ladder.tuning.in_turn`. `comparisons` is the number of trials
+    DeepSpeed's engines come first and then all, as in `ladder.tuning.run`. `comparisons` is the number of trials
     that compare losses before the proof.
     """
     truth = believe(space, ())

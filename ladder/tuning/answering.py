@@ -1,24 +1,62 @@
-"""The answer of a tune, made from the proof of the winner for the emitted files; or the error if there is none."""
+"""The answer of a tune, made from the proof of the winner, and the files that say it; or the error if there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ladder.emit import Answer
+from ladder.emit import Answer, best_config, files_of
+from ladder.emit.files import OutputPaths, keep_others, write_files
+from ladder.emit.plain import plain_output
 from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import MEMORY_OUTCOMES, Measurement, Record
 from ladder.events.promise import promised_range
 from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
+from ladder.machine.versions import package_versions
+from ladder.options.technique_choices import libraries_of
+from ladder.report.run_data import ReportedRun
+from ladder.report.writing import write_reports
 from ladder.search.bound import bound
+from ladder.search.ledger import Entry, ledger
+from ladder.search.policy import told
 from ladder.search.remedies import remedies
 from ladder.search.script_faults import last_fault, part_of_script
 from ladder.search.space import Space, measured, plain_as_it_stands, proofs_before, warnings_of
+from ladder.tuning.own_words import in_own_words
+from ladder.tuning.prepared import Prepared
+from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.tuner import TuneResult
+from ladder.tuning.venues.base import Venue
 from ladder.units import counted, format_bytes
+from ladder.workload.script import Script
 from ladder.workload.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOutput:
+    """What a tune returns: its result, the answer if one is proven, and the files written."""
+
+    result: TuneResult
+    answer: Answer | None
+    """DeepSpeed's fastest."""
+    files: list[Path]
+    run_dir: Path
+    trial_seconds: dict[str, dict[str, float]]
+    """Seconds by trial and phase."""
+    simulated: str | None = None
+    """The name of the machine on paper; None for a real one."""
+    plain: Answer | None = None
+    """The fastest without DeepSpeed, if it is faster than `answer`."""
+    kept: Sequence[Path] = ()
+    """Copies of files that were in the places of `files`, and were another tune's or edited."""
+
+    @property
+    def ledger(self) -> list[Entry]:
+        """Every candidate of the tune, with its outcome or why it was not tried."""
+        result = self.result
+        return ledger(result.space, result.records, result.unsupported, on_paper=self.simulated is not None)
 
 
 def answer_of(
@@ -144,3 +182,70 @@ def _without_training(result: TuneResult, failures: list[Record]) -> LadderError
 
 def _log_of(record: Record) -> str:
     return f"its output is in trials/{record.trial}/rank{record.outcome.rank or 0}.log of the run folder"
+
+
+def deliver(
+    prepared: Prepared,
+    result: TuneResult,
+    trial_seconds: dict[str, dict[str, float]],
+    venue: Venue,
+    tell: Subscriber,
+) -> TuneOutput:
+    """Write the answer's files and the reports."""
+    answer = None
+    of_deepspeed, faster = told(result.records, result.space.tolerance)
+    paths = OutputPaths.beside(prepared.options.output)
+    plain = _answer(prepared, result, faster, venue) if faster is not None else None
+    if plain is not None:
+        plain_paths = OutputPaths.beside(plain_output(paths.config))
+        plain = _said_in_own_words(plain, prepared, plain_paths, venue, tell)
+    if of_deepspeed is not None:
+        found = _answer(prepared, result, of_deepspeed, venue)
+        found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
+        answer = _said_in_own_words(found, prepared, paths, venue, tell)
+    texts: dict[Path, str] = {}
+    for each in filter(None, (answer, plain)):
+        texts |= files_of(each, paths.config)
+    kept = keep_others(texts, prepared.run_dir / "written.json")
+    files = write_files(texts)
+    reported = ReportedRun(
+        folder=prepared.run_dir,
+        space=result.space,
+        unsupported=result.unsupported,
+        records=result.records,
+        trial_seconds=trial_seconds,
+        facts=prepared.facts,
+        config=best_config(answer) if answer else None,
+    )
+    for trouble in write_reports(reported, answer):
+        tell(Note(f"Warning: {trouble}"))
+    return TuneOutput(
+        result=result,
+        answer=answer,
+        files=files,
+        kept=kept,
+        run_dir=prepared.run_dir,
+        trial_seconds=trial_seconds,
+        simulated=venue.paper_name,
+        plain=plain,
+    )
+
+
+def _said_in_own_words(
+    answer: Answer, prepared: Prepared, paths: OutputPaths, venue: Venue, tell: Subscriber
+) -> Answer:
+    """`answer` with the command of the user's script that trains it without ladder, if there is one."""
+    if not venue.looks_again:
+        return answer
+
+    def look(command: Sequence[str]) -> Script:
+        return venue.look(command, prepared.machine, lambda _: None)
+
+    return replace(answer, own_words=in_own_words(answer, paths, look, noting(tell)))
+
+
+def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:
+    versions = package_versions(libraries_of(result.space.by_key[proof.candidate_key].engine))
+    run_dir, records = prepared.run_dir, result.records
+    found = answer_of(proof, prepared.workload, prepared.machine, result.space, versions, run_dir, records)
+    return venue.signed(found)

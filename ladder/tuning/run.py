@@ -4,89 +4,44 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
-from ladder.emit import Answer, best_config, files_of
-from ladder.emit.files import OutputPaths, keep_others, write_files
-from ladder.emit.plain import plain_output
-from ladder.events.outcome import Record
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own
 from ladder.machine.lease import Leases
-from ladder.machine.versions import package_versions
 from ladder.options.checks import require_effective_options, require_text, require_workload
 from ladder.options.declaring import checked
-from ladder.options.technique_choices import libraries_of
 from ladder.options.tune import TuneOptions, num_knob_trials
-from ladder.report.run_data import ReportedRun
-from ladder.report.writing import load_page, write_reports
+from ladder.report.writing import load_page
 from ladder.runs.history import History
 from ladder.runs.snapshot import knowing_what_was_known, space_to_dict
 from ladder.search.cost import COMPARISONS
 from ladder.search.decisions import Strategy
-from ladder.search.ledger import Entry, ledger
-from ladder.search.policy import STRATEGIES, told
+from ladder.search.ledger import ledger
+from ladder.search.policy import STRATEGIES, answer
 from ladder.search.rehearsal import in_words, price
 from ladder.search.relevance import relevant
-from ladder.search.space import Space
-from ladder.tuning.answering import answer_of
-from ladder.tuning.in_turn import tune_in_turn
+from ladder.search.space import Space, of_main_backend
+from ladder.tuning.answering import TuneOutput, deliver
 from ladder.tuning.known import learn
-from ladder.tuning.meanwhile import meanwhile
 from ladder.tuning.operators import OperatorMissingError
-from ladder.tuning.own_words import in_own_words
 from ladder.tuning.parity import Agreements, Comparisons
 from ladder.tuning.preparation import missing_package, obstacles, require_precision, without_operator
 from ladder.tuning.prepared import Prepared, prepare, supported_space
 from ladder.tuning.reach import require_within_reach
-from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, noting
+from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, meanwhile, noting
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venues import venue_of
 from ladder.tuning.venues.base import OpenVenue, Venue
-from ladder.workload.script import Script
 
 # Errors of the disk; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
 _DELIVERY_SECONDS = 1.0
 """After the proof, for the files of the answer, the report and the end of the trial server. Chosen: more than the 0.2 s
 on two busy CPU cores (measured: benchmarks/results/time-to-answer)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOutput:
-    """What a tune returns: its result, the answer if one is proven, and the files written."""
-
-    result: TuneResult
-    answer: Answer | None
-    """DeepSpeed's fastest."""
-    files: list[Path]
-    run_dir: Path
-    trial_seconds: dict[str, dict[str, float]]
-    """Seconds by trial and phase."""
-    simulated: str | None = None
-    """The name of the machine on paper; None for a real one."""
-    plain: Answer | None = None
-    """The fastest without DeepSpeed, if it is faster than `answer`."""
-    kept: Sequence[Path] = ()
-    """Copies of files that were in the places of `files`, and were another tune's or edited."""
-
-    @property
-    def ledger(self) -> list[Entry]:
-        """Every candidate of the tune, with its outcome or why it was not tried."""
-        result = self.result
-        return ledger(result.space, result.records, result.unsupported, on_paper=self.simulated is not None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Searched:
-    """What the search returns after its last trial."""
-
-    result: TuneResult
-    trial_seconds: dict[str, dict[str, float]]
 
 
 def run_tune(
@@ -107,10 +62,10 @@ def run_tune(
         prepared = prepare(options, venue, tell)
         prepared = replace(prepared, began=began + leases.waited)
         leases.name_run(prepared.run_dir)
-        searched = _search(prepared, venue, tell, cancelled)
-        done = _deliver(prepared, searched, venue, tell)
+        result, trial_seconds = _search(prepared, venue, tell, cancelled)
+        done = deliver(prepared, result, trial_seconds, venue, tell)
         if venue.paper_name is None:
-            learn(prepared.machine, searched.result.space, searched.result.records, prepared.run_dir, tell)
+            learn(prepared.machine, result.space, result.records, prepared.run_dir, tell)
     tell(TuneEnds(done.answer, stopped=done.result.stopped, interrupted=done.result.cancelled))
     return done
 
@@ -123,8 +78,10 @@ def space_of(options: TuneOptions, leases: Leases) -> Space:
     return space
 
 
-def _search(prepared: Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]) -> _Searched:
-    """Run trials until the search has ended and its winner is proven."""
+def _search(
+    prepared: Prepared, venue: Venue, tell: Subscriber, cancelled: Callable[[], bool]
+) -> tuple[TuneResult, dict[str, dict[str, float]]]:
+    """Run trials until the search has ended and its winner is proven; also the seconds by trial and phase."""
     workload, run_dir = prepared.workload, prepared.run_dir
     on_paper = venue.paper_name is not None
     if not on_paper:  # a simulated trial costs nothing, so the prediction need not decide
@@ -139,7 +96,7 @@ def _search(prepared: Prepared, venue: Venue, tell: Subscriber, cancelled: Calla
         while True:
             try:
                 result = _search_at(place, prepared, history, on_paper, tell, cancelled)
-                return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
+                return result, history.trial_seconds(result.records)
             except OperatorMissingError as missing:
                 machine = without_operator(place.machine, prepared.rungs, workload, missing)
                 place = replace(place, machine=machine)
@@ -154,12 +111,12 @@ def _search_at(
     cancelled: Callable[[], bool],
 ) -> TuneResult:
     """Search among what `place` supports; OperatorMissingError if it turns out to support less."""
-    options, workload = prepared.options, prepared.workload
+    options = prepared.options
     space, unsupported = supported_space(prepared, place.machine)
     space = knowing_what_was_known(space, history.space)
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
     tell(SearchBegins(space, unsupported, relevant(space, history.records), on_paper))
-    spent_before = 0.0 if on_paper else place.seconds_since(prepared.began)
+    spent_before = 0.0 if on_paper else place.clock() - prepared.began
     if not on_paper:  # the reports will ask for the same predictions
         tell = meanwhile(tell, lambda: ledger(space, relevant(space, history.records), unsupported))
     # Simulated trials have no losses.
@@ -169,22 +126,17 @@ def _search_at(
 
     def tuner(part: Space, spent: float, knob_trials: int | None) -> Tuner:
         return Tuner(
-            workload=workload,
-            machine=place.machine,
+            place=place,
             space=part,
             aside=space,
             unsupported=unsupported,
             history=history,
-            launcher=place.launcher,
-            operators=place.operators,
             tell=tell,
             cancelled=cancelled,
             time_budget=options.time_budget,
             spent=spent or spent_before,
             after=0.0 if on_paper else _DELIVERY_SECONDS,
-            swap_prefix=place.swap_prefix,
             save_folder=options.save_weights,
-            clock=place.clock,
             knob_trials=knob_trials,
             comparisons=comparisons,
         )
@@ -195,6 +147,26 @@ def _search_at(
     if not on_paper and not relevant(space, history.records):
         _say_price(space, strategy, options.time_budget, tell)
     return tune_in_turn(tuner, space, strategy, knob_trials=num_knobs)
+
+
+MakeTuner = Callable[[Space, float, int | None], Tuner]
+"""A tuner of a space, with the seconds that were spent before it and its trials of knobs."""
+
+
+def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_trials: int | None) -> TuneResult:
+    """The result over all of `space`; its answer is DeepSpeed's where DeepSpeed has one.
+
+    The first search is the same as without the other rungs, but for trials of those while it waits for an operator. The
+    second begins with what was measured, so that only what may be faster than DeepSpeed's best gets a trial.
+    """
+    own = of_main_backend(space)
+    if not own.engines or own.engines == space.engines:
+        return tuner(space, 0.0, knob_trials).tune(strategy)
+    first = tuner(own, 0.0, knob_trials).tune(strategy)
+    if first.cancelled:
+        return first
+    whole = tuner(space, first.seconds, 0).tune(strategy)
+    return replace(whole, answer=answer(whole.records))
 
 
 def _say_price(space: Space, strategy: Strategy, time_budget: float | None, tell: Subscriber) -> None:
@@ -216,67 +188,6 @@ def _require_within_reach(prepared: Prepared) -> None:
     unsupported = obstacles(prepared.rungs, machine, prepared.workload)
     space, missing = supported_space(prepared, replace(machine, unsupported=unsupported))
     require_within_reach(space, [rung.name for rung in missing], asked_for_cpu=options.gpus == 0)
-
-
-def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscriber) -> TuneOutput:
-    """Write the answer's files and the reports."""
-    result, answer = searched.result, None
-    of_deepspeed, faster = told(result.records, result.space.tolerance)
-    paths = OutputPaths.beside(prepared.options.output)
-    plain = _answer(prepared, result, faster, venue) if faster is not None else None
-    if plain is not None:
-        plain_paths = OutputPaths.beside(plain_output(paths.config))
-        plain = _said_in_own_words(plain, prepared, plain_paths, venue, tell)
-    if of_deepspeed is not None:
-        found = _answer(prepared, result, of_deepspeed, venue)
-        found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
-        answer = _said_in_own_words(found, prepared, paths, venue, tell)
-    texts: dict[Path, str] = {}
-    for each in filter(None, (answer, plain)):
-        texts |= files_of(each, paths.config)
-    kept = keep_others(texts, prepared.run_dir / "written.json")
-    files = write_files(texts)
-    reported = ReportedRun(
-        folder=prepared.run_dir,
-        space=result.space,
-        unsupported=result.unsupported,
-        records=result.records,
-        trial_seconds=searched.trial_seconds,
-        facts=prepared.facts,
-        config=best_config(answer) if answer else None,
-    )
-    for trouble in write_reports(reported, answer):
-        tell(Note(f"Warning: {trouble}"))
-    return TuneOutput(
-        result=result,
-        answer=answer,
-        files=files,
-        kept=kept,
-        run_dir=prepared.run_dir,
-        trial_seconds=searched.trial_seconds,
-        simulated=venue.paper_name,
-        plain=plain,
-    )
-
-
-def _said_in_own_words(
-    answer: Answer, prepared: Prepared, paths: OutputPaths, venue: Venue, tell: Subscriber
-) -> Answer:
-    """`answer` with the command of the user's script that trains it without ladder, if there is one."""
-    if not venue.looks_again:
-        return answer
-
-    def look(command: Sequence[str]) -> Script:
-        return venue.look(command, prepared.machine, lambda _: None)
-
-    return replace(answer, own_words=in_own_words(answer, paths, look, noting(tell)))
-
-
-def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:
-    versions = package_versions(libraries_of(result.space.by_key[proof.candidate_key].engine))
-    run_dir, records = prepared.run_dir, result.records
-    found = answer_of(proof, prepared.workload, prepared.machine, result.space, versions, run_dir, records)
-    return venue.signed(found)
 
 
 @contextmanager

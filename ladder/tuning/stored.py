@@ -15,8 +15,7 @@ from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.knobs import less_noise
 from ladder.search.policy import answer, told
 from ladder.search.space import Space, fastest
-from ladder.tuning.answering import answer_of, said_to_be_simulated
-from ladder.tuning.run import TuneOutput
+from ladder.tuning.answering import TuneOutput, answer_of, said_to_be_simulated
 from ladder.tuning.tuner import TuneResult
 
 

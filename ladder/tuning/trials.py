@@ -16,14 +16,11 @@ from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
 from ladder.events.verdict import false_start, judge, killed_by_somebody, trial_seconds
-from ladder.launch.base import Launcher
-from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.search.cost import PROOF_SECONDS, PROOF_STEPS
 from ladder.search.policy import Measure
 from ladder.search.relevance import relevant
 from ladder.search.space import Space, fastest, measured
-from ladder.tuning.operators import Operators
 from ladder.tuning.own_script import script_spec, with_preparation
 from ladder.tuning.parity import losses_of, parity_trial
 from ladder.tuning.trial_request import (
@@ -34,7 +31,7 @@ from ladder.tuning.trial_request import (
     trial_spec,
 )
 from ladder.tuning.tune_events import Note, Subscriber, TrialBegins, TrialEnds, hearing
-from ladder.workload.workload import Workload
+from ladder.tuning.venues.base import OpenVenue
 
 _MAX_FALSE_STARTS = 3
 """After this many trials in a row that fail before they reach their engine, the tune ends. Chosen: one may be chance,
@@ -46,19 +43,14 @@ _PRECISE_STEPS = {"minimum": PROOF_STEPS, "seconds": PROOF_SECONDS}
 class Trials:
     """Runs the trials of one tune, one after another, and writes what they measured into its history."""
 
-    workload: Workload
-    machine: Machine
+    place: OpenVenue
+    """Where they run."""
     space: Space
     history: History
-    launcher: Launcher
-    operators: Operators | None
-    """None where trials need none, as on a simulated machine."""
     tell: Subscriber
     cancelled: Callable[[], bool]
     steps: StepPolicy
     """How long a candidate is timed, except in a proof or a precise trial."""
-    swap_prefix: str
-    """The prefix of folder names on the NVMe drive."""
     save_folder: Path | None
     """Where a proof saves the weights."""
     _first_trial: str = field(init=False)
@@ -97,7 +89,7 @@ class Trials:
             return False
         spec = self._spec(wanted, proving, stop_at, timed)
         run = self._launched(spec, wanted)
-        records = self._completed(judge(run, self.workload, wanted.candidates), proving, warnings)
+        records = self._completed(judge(run, self.space.workload, wanted.candidates), proving, warnings)
         why = false_start(run, records)
         killed = "" if why else self._killed_once(run, records, wanted.engine)
         if why or killed or (run.stop is not None and run.stop.kind in ("cancelled", "environment")):
@@ -130,7 +122,7 @@ class Trials:
 
     def shallow_trial(self, candidate: Candidate, same_data: bool) -> TrialSpec:
         """The trial of `losses`."""
-        return parity_trial(self._spec(_shallow(candidate), False), self.workload.model, same_data=same_data)
+        return parity_trial(self._spec(_shallow(candidate), False), self.space.workload.model, same_data=same_data)
 
     def _run_shallow(self, candidate: Candidate, same_data: bool) -> tuple[TrialRun, str, str]:
         """The trial, why it was a false start, and who of it was killed. It leaves no records: the model is another."""
@@ -139,7 +131,7 @@ class Trials:
         self.history.note_seconds(spec.trial, trial_seconds(run))
         self.tell(TrialEnds(run, ()))
         _require_environment(run)
-        records = judge(run, self.workload, wanted.candidates)
+        records = judge(run, self.space.workload, wanted.candidates)
         why = false_start(run, records)
         return run, why, "" if why else self._killed_once(run, records, candidate.engine)
 
@@ -151,16 +143,16 @@ class Trials:
 
     def _can_begin(self, engine: Engine) -> bool:
         """Wait for what a trial of `engine` needs; False if the tune is cancelled before that."""
-        if self.operators is None:
+        if self.place.operators is None:
             return True
-        self.operators.need(engine.rung)
+        self.place.operators.need(engine.rung)
         return not self.cancelled()
 
     def _launched(self, spec: TrialSpec, wanted: Measure) -> TrialRun:
         self.tell(TrialBegins(spec, wanted.reason))
-        deadlines = trial_deadlines(self.workload, wanted.engine)
+        deadlines = trial_deadlines(self.space.workload, wanted.engine)
         try:
-            return self.launcher.run(spec, with_preparation(deadlines, self.workload), hearing(self.tell))
+            return self.place.launcher.run(spec, with_preparation(deadlines, self.space.workload), hearing(self.tell))
         finally:
             if spec.script is not None:
                 shutil.rmtree(spec.script.scratch, ignore_errors=True)
@@ -201,8 +193,8 @@ class Trials:
 
     def _spec(self, wanted: Measure, proving: bool, stop_at: float | None = None, timed: float = math.inf) -> TrialSpec:
         name, folder = self.history.next_trial()
-        machine, workload = self.machine, self.space.shallow if wanted.probe else self.workload
-        swap_folder = machine.nvme_path / f"{self.swap_prefix}-{name}" if machine.nvme_path else None
+        machine, workload = self.place.machine, self.space.shallow if wanted.probe else self.space.workload
+        swap_folder = machine.nvme_path / f"{self.place.swap_prefix}-{name}" if machine.nvme_path else None
         config = engine_config(workload, wanted.candidates, machine.world_size, swap_folder, proving=proving)
         precise = proof_steps(workload) if proving else _PRECISE_STEPS
         precise = {**precise, "seconds": min(precise["seconds"], timed)}
@@ -228,7 +220,7 @@ class Trials:
         best = fastest(self.records)
         if best is None or not best.tokens_per_second:
             return None
-        return self.workload.tokens_per_step / best.tokens_per_second
+        return self.space.workload.tokens_per_step / best.tokens_per_second
 
 
 def _shallow(candidate: Candidate) -> Measure:

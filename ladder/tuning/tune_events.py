@@ -7,7 +7,9 @@ once. It must not change an event.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -130,3 +132,22 @@ def harmless(callback: Subscriber) -> Subscriber:
             _LOG.exception("The callback %s failed and will not be called again; the tune continues.", name)
 
     return tell
+
+
+def meanwhile(tell: Subscriber, work: Callable[[], object]) -> Subscriber:
+    """`tell`, with a thread that does `work` whenever a proof begins: its ranks start, and nothing is timed yet.
+
+    An error of `work` ends only the thread, since whoever needs its results does the same again and fails in the same
+    way. Python waits for the thread before it ends.
+    """
+
+    def attempt() -> None:
+        with suppress(Exception):
+            work()
+
+    def hear(event: TuneEvent) -> None:
+        tell(event)
+        if isinstance(event, TrialBegins) and event.spec.proof:
+            threading.Thread(target=attempt, name="meanwhile").start()
+
+    return hear

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +10,6 @@ from pathlib import Path
 from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Outcome, Record
 from ladder.events.step_policy import StepPolicy
-from ladder.launch.base import Launcher
-from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.search.belief import believe
 from ladder.search.cost import COMPARISONS, expected_seconds
@@ -22,12 +19,12 @@ from ladder.search.script_faults import is_beyond_doubt
 from ladder.search.space import PARITY, Space, disproved, fastest, measured, proven, ranking, same_steps
 from ladder.search.time_left import TimeLeft, by_promise, within
 from ladder.tuning.knob_study import next_knobs
-from ladder.tuning.operators import Building, Operators
+from ladder.tuning.operators import Building
 from ladder.tuning.parity import Comparisons, Parity
 from ladder.tuning.reach import less_disproved, refusals
 from ladder.tuning.trials import Trials
 from ladder.tuning.tune_events import Note, Subscriber, ignore
-from ladder.workload.workload import Workload
+from ladder.tuning.venues.base import OpenVenue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +50,12 @@ class TuneResult:
 class Tuner:
     """Runs one tune. Its results are in the history, so another start continues from there."""
 
-    workload: Workload
-    machine: Machine
+    place: OpenVenue
+    """Where its trials run."""
     space: Space
     unsupported: dict[Rung, str]
     """Rungs that cannot work here, and why."""
     history: History
-    launcher: Launcher
-    operators: Operators | None = None
     tell: Subscriber = ignore
     cancelled: Callable[[], bool] = lambda: False
     """Whether the user has asked the tune to end."""
@@ -71,12 +66,9 @@ class Tuner:
     """Seconds of them that passed before this search."""
     after: float = 0.0
     """Seconds of them that the tune needs after the proof."""
-    swap_prefix: str = "ladder-swap"
     save_folder: Path | None = None
     aside: Space | None = None
     """A wider space, of which trials run while an operator is built that the next trial of `space` needs."""
-    clock: Callable[[], float] = time.monotonic
-    """The clock for the time budget, in seconds; the launcher's own if time is simulated."""
     knob_trials: int | None = 0
     """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows; None for those in doubt."""
     comparisons: Comparisons | None = None
@@ -92,25 +84,21 @@ class Tuner:
     """What there was no time to prove, besides the answer."""
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._began = self.place.clock()
         self._trials = self._trials_of(self.space)
         self._aside = self._trials if self.aside is None else self._trials_of(self.aside)
         self._building = Building(
-            operators=self.operators, machine=self.machine, space=self.space, aside=self._aside.space
+            operators=self.place.operators, machine=self.place.machine, space=self.space, aside=self._aside.space
         )
 
     def _trials_of(self, space: Space) -> Trials:
         return Trials(
-            workload=self.workload,
-            machine=self.machine,
+            place=self.place,
             space=space,
             history=self.history,
-            launcher=self.launcher,
-            operators=self.operators,
             tell=self.tell,
             cancelled=self.cancelled,
             steps=self.steps,
-            swap_prefix=self.swap_prefix,
             save_folder=self.save_folder,
         )
 
@@ -195,7 +183,7 @@ class Tuner:
         )
 
     def _seconds(self) -> float:
-        return self.spent + self.clock() - self._began
+        return self.spent + self.place.clock() - self._began
 
     def _measured_anyway(self, first: Measure, left: TimeLeft, records: Sequence[Record]) -> Measure:
         """One candidate while nothing fits, though its proof may end too late; the user is warned once."""
@@ -263,7 +251,7 @@ class Tuner:
     def _run(self, decision: Measure, trials: Trials) -> None:
         records, stop_at = trials.records, None
         if (left := self._time_left(records)) is not None:
-            stop_at = self.clock() + left.last_begin(believe(trials.space, records), records, decision)
+            stop_at = self.place.clock() + left.last_begin(believe(trials.space, records), records, decision)
         trials.run(decision, proving=False, stop_at=stop_at)
 
     def _refuse(self, candidates: Sequence[Candidate], trials: Trials) -> set[str]:

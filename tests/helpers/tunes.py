@@ -15,6 +15,7 @@ from ladder.machine.described import Machine
 from ladder.runs.history import History
 from ladder.tuning.problem import space_on
 from ladder.tuning.tuner import Tuner, TuneResult
+from ladder.tuning.venues.base import OpenVenue
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
@@ -35,15 +36,14 @@ def tune_over(
     **options: Any,
 ) -> TuneResult:
     """Tune with a history in `folder`, unwatched unless `tell` is among the tuner's `options`."""
+    of_place = {name: options.pop(name) for name in ("operators", "clock", "swap_prefix") if name in options}
     space, unsupported = space_on(workload, machine, rungs, micro_batches, techniques=techniques)
     with History(folder, "abc", {}) as history:
         return Tuner(
-            workload=workload,
-            machine=machine,
+            place=OpenVenue(machine=machine, launcher=launcher, **of_place),
             space=space,
             unsupported=unsupported,
             history=history,
-            launcher=launcher,
             **options,
         ).tune(strategy)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import tiny_trial
 
-from ladder.tuning.meanwhile import meanwhile
-from ladder.tuning.tune_events import TrialBegins, TuneEvent
+from ladder.tuning.tune_events import TrialBegins, TuneEvent, meanwhile
 
 
 def begins(folder: Path, *, proof: bool) -> TrialBegins:

@@ -30,14 +30,11 @@ class OpenVenue:
     """With the reasons for rungs that it does not support."""
     launcher: Launcher
     operators: Operators | None = None
-    """Of DeepSpeed, for trials that are real."""
+    """DeepSpeed's; None where trials need none, as on a simulated machine."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds, as the launcher counts them."""
+    """Seconds of a time budget, as the launcher counts them: without those that jobs waited in a queue."""
     swap_prefix: str = "ladder-swap"
-
-    def seconds_since(self, began: float) -> float:
-        """Of a time budget, since `began` on CLOCK_MONOTONIC: what jobs waited in the queue is not among them."""
-        return self.clock() - began
+    """The prefix of folder names on the NVMe drive."""
 
 
 class Venue(Protocol):
