@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer
 
-from ladder.cli.defaults import Parameter, arguments_of, commands_of, options_of, schema_of_value, takes_several
+from ladder.cli.declared import declared_by
+from ladder.cli.defaults import schema_of_value
+from ladder.options.declaring import Declared
 
-_UNSET = re.compile(r"^(.*?)(?: \[default: (.*)\])?$", re.DOTALL)
 _TITLES = ("option", "values", "default", "meaning")
 _FIRST = "tune"
 """The command with most options."""
@@ -32,12 +31,13 @@ def options_page(app: typer.Typer) -> str:
         "same options with underscores instead of dashes, and times in seconds: "
         '`ladder.tune("llama-2-7b", gpu_memory="40GiB", time_budget=900)`.'
     ]
-    for name, callback in commands_of(app).items():
-        about = inspect.cleandoc(callback.__doc__ or "").partition("\n\nExamples:")[0]
+    commands = {str(each.name): each.callback for each in app.registered_commands}
+    for name, known in declared_by(app).items():
+        about = inspect.cleandoc(commands[name].__doc__ or "").partition("\n\nExamples:")[0]
         sections.append(f"## ladder {name}\n\n{about}")
         panels: dict[str, list[str]] = {}
         shared = []
-        for title, option, row in _rows(app, name):
+        for title, option, row in _rows(known):
             if row in told:  # word for word
                 shared.append(f"`{option}`")
             else:
@@ -50,12 +50,11 @@ def options_page(app: typer.Typer) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _rows(app: typer.Typer, name: str) -> Iterator[tuple[str, str, str]]:
-    """For each argument and option of a command: its panel, its name and its row."""
-    for argument, parameter in arguments_of(app, name):
-        yield parameter.info.rich_help_panel or "Arguments", argument, _row(argument, parameter)
-    for option, parameter in options_of(app, name):
-        yield parameter.info.rich_help_panel or "Options", f"--{option}", _row(f"--{option}", parameter)
+def _rows(known: list[Declared]) -> Iterator[tuple[str, str, str]]:
+    """For each argument and option of a command, arguments first: its panel, its name and its row."""
+    for each in sorted(known, key=lambda each: not each.option.is_argument):
+        other = "Arguments" if each.option.is_argument else "Options"
+        yield each.option.panel or other, each.flag, _row(each)
 
 
 def _table(title: str, rows: list[str]) -> str:
@@ -63,37 +62,28 @@ def _table(title: str, rows: list[str]) -> str:
     return "\n".join([f"### {title}\n", head, *rows])
 
 
-def _row(option: str, parameter: Parameter) -> str:
-    matched = _UNSET.match(parameter.info.help or "")
-    meaning, unset = matched.groups() if matched else ("", None)
-    default = unset or _shown(parameter.default)
-    is_renamed = takes_several(parameter) and option != "--" + parameter.name and option.startswith("--")
-    name = f"`{option}`" + (f", in Python `{parameter.name}`" if is_renamed else "")
-    cells = (name, ", ".join(_values(parameter)), default, meaning)
+def _row(each: Declared) -> str:
+    default = each.option.unset or _shown(each.default)
+    is_renamed = each.several and each.flag != "--" + each.name and each.flag.startswith("--")
+    name = f"`{each.flag}`" + (f", in Python `{each.name}`" if is_renamed else "")
+    cells = (name, ", ".join(_values(each)), default, each.option.help)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _shown(default: Any) -> str:
-    if isinstance(default, Enum):
-        default = default.value
     if isinstance(default, bool):
         return "on" if default else "off"
     return f"`{default}`" if isinstance(default, str | int | float | Path) and default != "" else ""
 
 
-def _values(parameter: Parameter) -> Iterator[str]:
+def _values(each: Declared) -> Iterator[str]:
     """The values that it takes: names, or a placeholder and its bounds."""
-    schema = schema_of_value(parameter)
+    schema = schema_of_value(each)
     if "enum" in schema:
         yield from (f"`{name}`" for name in schema["enum"])
     elif schema["type"] == "boolean":
         yield "a switch"
     else:
-        yield f"`{parameter.info.metavar or ('PATH' if _takes_a_path(parameter.annotation) else 'TEXT')}`"
+        yield f"`{each.flag if each.option.is_argument else each.option.metavar or each.kind.metavar}`"
         bounds = {"at least": schema.get("minimum"), "at most": schema.get("maximum")}
         yield from (f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
-
-
-def _takes_a_path(annotation: Any) -> bool:
-    """Whether `annotation` is a path, or has one inside, such as `list[Path] | None`."""
-    return annotation is Path or any(_takes_a_path(inside) for inside in get_args(annotation))

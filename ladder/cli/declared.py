@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ladder.options.declaring import Declared, declared, gathered
+from ladder.options.declaring import Declared, Option, declared, gathered
 
 
 def takes(*dataclasses: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Turns a function that takes one instance of each of `dataclasses` into a command with all their options.
 
+    They are known as its attribute `declared` (`declared_by`).
     Only the types of values are checked here; `declaring.checked` checks the rest, for Python callers too.
     """
     known = [declared(each) for each in dataclasses]
@@ -31,6 +32,7 @@ def takes(*dataclasses: type) -> Callable[[Callable[..., int]], Callable[..., in
 
         parameters = [_parameter(option) for options in known for option in options.values()]
         command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+        command.declared = [option for options in known for option in options.values()]  # type: ignore[attr-defined]
         return command
 
     return command_of
@@ -54,12 +56,24 @@ def _parameter(option: Declared) -> inspect.Parameter:
     )
 
 
+def declared_by(app: typer.Typer) -> dict[str, list[Declared]]:
+    """The options and arguments of each command."""
+    commands = {str(each.name): each.callback for each in app.registered_commands}
+    return {name: getattr(callback, "declared", []) for name, callback in commands.items()}
+
+
+def help_of(option: Option) -> str:
+    """With what happens if it is left out."""
+    return f"{option.help} [default: {option.unset}]" if option.unset else option.help
+
+
 def _argument(option: Declared) -> Any:
     return typer.Argument(
         metavar=option.flag,
-        help=option.option.help,
+        help=help_of(option.option),
+        show_default=not option.option.unset,
         rich_help_panel=option.option.panel,
-        autocompletion=completion(option.option.names),
+        autocompletion=_completion(option.option.names),
     )
 
 
@@ -67,21 +81,20 @@ def _option(option: Declared) -> Any:
     is_switch, kind = option.kind.typed is bool, option.kind
     names = [f"{option.flag}/--no-{option.flag.removeprefix('--')}" if is_switch else option.flag]
     names += [option.option.short] if option.option.short else []
-    unset = option.option.unset
     return typer.Option(
         *names,
         metavar=None if is_switch else option.option.metavar or kind.metavar,
         min=kind.least,
         max=kind.most,
         parser=_parser(kind.parse) if kind.parse is not None else None,
-        help=f"{option.option.help} [default: {unset}]" if unset else option.option.help,
-        show_default=not is_switch and not unset,
+        help=help_of(option.option),
+        show_default=not is_switch and not option.option.unset,
         rich_help_panel=option.option.panel,
-        autocompletion=completion(option.option.names),
+        autocompletion=_completion(option.option.names),
     )
 
 
-def completion(names: Callable[[], Iterable[str]] | None) -> Callable[[str], list[str]] | None:
+def _completion(names: Callable[[], Iterable[str]] | None) -> Callable[[str], list[str]] | None:
     """The function that shell completion calls with the text so far; None leaves completion to the type."""
     if names is None:
         return None

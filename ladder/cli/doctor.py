@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from enum import Enum
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, EnvironmentFaultError, UsageError
+from ladder.options.declaring import Option
+from ladder.options.kinds import whole
 
 if TYPE_CHECKING:
     from ladder.doctor.check import Check
@@ -22,54 +24,37 @@ if TYPE_CHECKING:
 _STYLES = {"OK": "green", "OPEN": "cyan", "WARN": "yellow", "FAIL": "bold red"}
 
 
-class DoctorLauncher(str, Enum):
-    local = "local"
-    ray = "ray"
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What is checked, and how it is printed."""
 
-
-class DoctorFormat(str, Enum):
-    text = "text"
-    json = "json"
-
-
-def doctor(
-    build: Annotated[
-        bool,
-        typer.Option("--build/--no-build", help="Build DeepSpeed's operators now; takes minutes.", show_default=False),
-    ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Measure the machine's speeds now, for tunes to start from; takes seconds."),
-    ] = False,
+    build: Annotated[bool, Option("Build DeepSpeed's operators now; takes minutes.")] = False
+    measure: Annotated[bool, Option("Measure the machine's speeds now, for tunes to start from; takes seconds.")] = (
+        False
+    )
     gpus: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="With --measure: so many GPUs of all nodes, 0 for the CPU; else all."),
-    ] = None,
+        int | None, Option("With --measure: so many GPUs of all nodes, 0 for the CPU; else all.", kind=whole(0))
+    ] = None
     nodes: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --measure: so many nodes of the Slurm job, of --hostfile or of the Ray cluster, and the links "
+        Option(
+            "With --measure: so many nodes of the Slurm job, of --hostfile or of the Ray cluster, and the links "
             "between them.",
+            kind=whole(1),
         ),
-    ] = None,
+    ] = None
     hostfile: Annotated[
-        Path | None, typer.Option(help="With --measure: the nodes in this file of lines `host slots=N`, by ssh.")
-    ] = None,
-    launcher: Annotated[
-        DoctorLauncher, typer.Option(help="ray: with --measure, --nodes of a Ray cluster.")
-    ] = DoctorLauncher.local,
-    nvme_path: Annotated[Path | None, typer.Option(help="Also try this folder for NVMe offload.")] = None,
-    model: Annotated[str | None, typer.Option(help="Also see whether this model can be tuned.")] = None,
-    python: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH", help="Check the environment of this interpreter for training.", show_default=False
-        ),
-    ] = "",
-    output_format: Annotated[DoctorFormat, typer.Option("--format", help="How to print it.")] = DoctorFormat.text,
-) -> int:
+        Path | None, Option("With --measure: the nodes in this file of lines `host slots=N`, by ssh.")
+    ] = None
+    launcher: Annotated[Literal["local", "ray"], Option("ray: with --measure, --nodes of a Ray cluster.")] = "local"
+    nvme_path: Annotated[Path | None, Option("Also try this folder for NVMe offload.")] = None
+    model: Annotated[str | None, Option("Also see whether this model can be tuned.")] = None
+    python: Annotated[str, Option("Check the environment of this interpreter for training.", metavar="PATH")] = ""
+    output_format: Annotated[Literal["text", "json"], Option("How to print it.", flag="--format")] = "text"
+
+
+@takes(DoctorOptions)
+def doctor(asked: DoctorOptions) -> int:
     """Check what trials need: GPUs, driver, packages, compilers, memory, drive and Hub; each problem with its fix.
 
     Ends with status 4 where something fails. The JSON is for a bug report and holds no secret.
@@ -89,18 +74,24 @@ def doctor(
     from ladder.machine.environment import ranks_in
     from ladder.options.tune import TuneOptions
 
-    if not measure and (nodes is not None or hostfile is not None or launcher is not DoctorLauncher.local):
+    if not asked.measure and (asked.nodes is not None or asked.hostfile is not None or asked.launcher != "local"):
         raise UsageError("--nodes, --hostfile and --launcher say what --measure measures; add --measure.")
-    where = TuneOptions(nodes=nodes, hostfile=hostfile, launcher=launcher.value, gpus=gpus, nvme_path=nvme_path)
-    speeds = partial(_speeds, measure, where)
+    where = TuneOptions(
+        nodes=asked.nodes,
+        hostfile=asked.hostfile,
+        launcher=asked.launcher,
+        gpus=asked.gpus,
+        nvme_path=asked.nvme_path,
+    )
+    speeds = partial(_speeds, asked.measure, where)
     checks = []
-    with ranks_in(python, must_train=False):
-        for check in _checks(speeds, build=build, nvme_path=nvme_path, model=model):
+    with ranks_in(asked.python, must_train=False):
+        for check in _checks(speeds, asked):
             checks.append(check)
-            if output_format is DoctorFormat.text:
+            if asked.output_format == "text":
                 _print(check)
     failed = [check.name for check in checks if check.status == "FAIL"]
-    if output_format is DoctorFormat.json:
+    if asked.output_format == "json":
         typer.echo(_as_json(checks, failed))
     if failed:
         raise EnvironmentFaultError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}.")
@@ -139,9 +130,7 @@ def _speeds(measure: bool, where: TuneOptions) -> Iterator[Check]:
     yield from speeds(measure_now=measure, options=where)
 
 
-def _checks(
-    speeds: Callable[[], Iterator[Check]], *, build: bool, nvme_path: Path | None, model: str | None
-) -> Iterator[Check]:
+def _checks(speeds: Callable[[], Iterator[Check]], asked: DoctorOptions) -> Iterator[Check]:
     from ladder.doctor import hardware, hub, software
     from ladder.doctor.check import guarded
 
@@ -152,14 +141,14 @@ def _checks(
         "GPUs": hardware.gpus,
         "torch and CUDA": partial(software.torch_and_driver, cuda),
         "compiler": software.compilers,
-        "operators": partial(software.operators, build=build, on_gpus=cuda is not None),
+        "operators": partial(software.operators, build=asked.build, on_gpus=cuda is not None),
         "trials of scripts": software.protection,
         "memory": hardware.memory,
-        "NVMe": partial(hardware.nvme, nvme_path),
+        "NVMe": partial(hardware.nvme, asked.nvme_path),
         "speeds": speeds,
         "Hub token": hub.token,
     }
-    if model is not None:
-        looks["model"] = partial(hub.access, model)
+    if asked.model is not None:
+        looks["model"] = partial(hub.access, asked.model)
     for name, look in looks.items():
         yield from guarded(name, look)

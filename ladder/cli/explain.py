@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, LadderError, UsageError
+from ladder.options.declaring import Option
+from ladder.options.kinds import whole
+from ladder.options.tune import check_rungs, rung_names
 
 if TYPE_CHECKING:
     from ladder.events.outcome import Record
@@ -20,32 +24,31 @@ if TYPE_CHECKING:
 _RUNS = Path("ladder-runs")
 
 
-class ExplainFormat(str, Enum):
-    text = "text"
-    json = "json"
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """What is explained, and how it is printed."""
 
-
-def explain(
-    run: Annotated[
-        Path | None, typer.Argument(help="A run folder. [default: the newest under ./ladder-runs]", show_default=False)
-    ] = None,
+    run: Annotated[Path | None, Option("A run folder.", is_argument=True, unset="the newest under ./ladder-runs")] = (
+        None
+    )
     why: Annotated[
-        str | None, typer.Option(metavar="RUNG", help="One sentence: why is this rung not the answer?")
-    ] = None,
-    top: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only N: the fastest that fit, measured or predicted.")
-    ] = None,
+        str | None,
+        Option("One sentence: why is this rung not the answer?", metavar="RUNG", names=rung_names),
+    ] = None
+    top: Annotated[int | None, Option("Only N: the fastest that fit, measured or predicted.", kind=whole(1))] = None
     rung: Annotated[
-        str | None, typer.Option(metavar="RUNG", help="Only this rung, with and without techniques.")
-    ] = None,
-    bound: Annotated[
-        bool,
-        typer.Option("--bound", help="How close is the answer to what the GPUs could do, and what takes the rest?"),
-    ] = False,
+        str | None, Option("Only this rung, with and without techniques.", metavar="RUNG", names=rung_names)
+    ] = None
+    bound: Annotated[bool, Option("How close is the answer to what the GPUs could do, and what takes the rest?")] = (
+        False
+    )
     output_format: Annotated[
-        ExplainFormat, typer.Option("--format", help="json: one document, with the columns of trials.csv.")
-    ] = ExplainFormat.text,
-) -> int:
+        Literal["text", "json"], Option("json: one document, with the columns of trials.csv.", flag="--format")
+    ] = "text"
+
+
+@takes(ExplainOptions)
+def explain(asked: ExplainOptions) -> int:
     """List every candidate: measured, predicted or pruned, why, and in which trial.
 
     In a pipe or a file each candidate has one line, however long.
@@ -61,53 +64,51 @@ def explain(
       ladder explain --bound
     """
     try:
-        if bound:
-            return _explain_bound(run, [why, top, rung], as_json=output_format is ExplainFormat.json)
-        return _explain(run, why, top, rung, as_json=output_format is ExplainFormat.json)
+        return (_explain_bound if asked.bound else _explain)(asked)
     except LadderError as error:
-        if output_format is ExplainFormat.json:
+        if asked.output_format == "json":
             from ladder.cli.tune_result import error_as_json
 
             typer.echo(error_as_json(error))
         raise
 
 
-def _explain(run: Path | None, why: str | None, top: int | None, rung: str | None, *, as_json: bool) -> int:
-    from ladder.options.tune import check_rungs
+def _explain(asked: ExplainOptions) -> int:
     from ladder.report.run_data import is_simulated
     from ladder.report.summary import SIMULATED
     from ladder.runs.stored_run import read_run
     from ladder.search.ledger import ledger
 
-    for option, name in (("--why", why), ("--rung", rung)):
+    as_json = asked.output_format == "json"
+    for option, name in (("--why", asked.why), ("--rung", asked.rung)):
         if name is not None:
             check_rungs([name], option, or_engines=True)
-    if why is not None and (top is not None or rung is not None or as_json):
+    if asked.why is not None and (asked.top is not None or asked.rung is not None or as_json):
         raise UsageError("--why prints only one sentence about one rung; leave out --top, --rung and --format.")
-    folder = run if run is not None else newest_run()
+    folder = asked.run if asked.run is not None else newest_run()
     stored = read_run(folder)
     on_paper = is_simulated(stored.facts)
     entries = ledger(stored.space, stored.records, stored.unsupported, on_paper=on_paper)
     if as_json:
-        typer.echo(_document(folder, stored, _asked_for(entries, rung, top), on_paper=on_paper))
+        typer.echo(_document(folder, stored, _asked_for(entries, asked), on_paper=on_paper))
         return EXIT_FOUND
-    if why is not None:
-        _say_why(why, entries, stored)
+    if asked.why is not None:
+        _say_why(asked.why, entries, stored)
     else:
-        _print(entries, _asked_for(entries, rung, top), stored)
+        _print(entries, _asked_for(entries, asked), stored)
     if on_paper:
         typer.echo(SIMULATED)
     return EXIT_FOUND
 
 
-def _explain_bound(run: Path | None, others: list[Any], *, as_json: bool) -> int:
+def _explain_bound(asked: ExplainOptions) -> int:
     from ladder.runs.stored_run import read_run
     from ladder.search.bound import bound
     from ladder.search.policy import answer
 
-    if any(other is not None for other in others):
+    if any(other is not None for other in (asked.why, asked.top, asked.rung)):
         raise UsageError("--bound is about the answer alone; leave out --why, --top and --rung.")
-    folder = run if run is not None else newest_run()
+    folder = asked.run if asked.run is not None else newest_run()
     stored = read_run(folder)
     best = answer(stored.records)
     if best is None:
@@ -118,7 +119,7 @@ def _explain_bound(run: Path | None, others: list[Any], *, as_json: bool) -> int
             "The proof of this answer did not time the model's matrix products: it was simulated, or of a script, or "
             "no memory was left for them."
         )
-    if as_json:
+    if asked.output_format == "json":
         document = {"run_dir": str(folder.resolve()), **bound_document(best, limit)}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
@@ -154,15 +155,15 @@ def bound_document(best: Record, limit: Bound) -> dict[str, Any]:
     }
 
 
-def _asked_for(entries: list[Entry], rung: str | None, top: int | None) -> list[Entry]:
+def _asked_for(entries: list[Entry], asked: ExplainOptions) -> list[Entry]:
     from ladder.cli.ledger_view import fastest_first
     from ladder.techniques.keys import rung_of
 
-    if rung is not None:
-        entries = [entry for entry in entries if rung in (entry.rung, rung_of(entry.rung).name)]
+    if asked.rung is not None:
+        entries = [entry for entry in entries if asked.rung in (entry.rung, rung_of(entry.rung).name)]
         if not entries:
-            raise UsageError(f"--rung {rung} was not part of this tune.")
-    return fastest_first(entries, top) if top is not None else entries
+            raise UsageError(f"--rung {asked.rung} was not part of this tune.")
+    return fastest_first(entries, asked.top) if asked.top is not None else entries
 
 
 def _say_why(rung: str, entries: list[Entry], stored: StoredRun) -> None:

@@ -9,19 +9,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from ladder.cli import doctor, explain, export, lists, plan, report, run, sbatch, scale, tune, verify
 from ladder.cli.command_help import PanelledCommand
-from ladder.cli.declared import completion
 from ladder.cli.defaults import naming_the_file, read_defaults, schema_command
 from ladder.cli.extra_copies import said_to_extra_copy
 from ladder.errors import EXIT_BUG, EXIT_FOUND, EnvironmentFaultError, LadderError, UsageError
-from ladder.options.tune import rung_names
 
 _CLOSED_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
@@ -54,15 +52,6 @@ def _root(
     """Options before the name of a command."""
 
 
-def _completing(function: Callable[..., int], parameter: str, names: Callable[[], Iterable[str]]) -> Callable[..., int]:
-    """`function` with shell completion of its annotated `parameter` by `names`."""
-    hint = get_type_hints(function, include_extras=True)[parameter]
-    for note in hint.__metadata__:
-        note.autocompletion = completion(names)
-    function.__annotations__[parameter] = hint
-    return function
-
-
 _TUNING, _RESULTS, _LOOKING_UP = "Find a configuration", "Use the answer", "Look up"
 _COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
     ("tune", _TUNING, tune.tune),
@@ -70,7 +59,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., int]], ...] = (
     ("scale", _TUNING, scale.scale),
     ("sbatch", _TUNING, sbatch.sbatch),
     ("run", _RESULTS, run.run),
-    ("explain", _RESULTS, _completing(explain.explain, "why", rung_names)),
+    ("explain", _RESULTS, explain.explain),
     ("report", _RESULTS, report.report),
     ("verify", _RESULTS, verify.verify),
     ("export", _RESULTS, export.export),

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ladder.cli.declared import takes
 from ladder.errors import EXIT_FOUND, UsageError
+from ladder.options.declaring import Option
 
 if TYPE_CHECKING:
     from ladder.events.outcome import Record
     from ladder.report.run_data import ReportedRun
 
 
-class ReportFormat(str, Enum):
-    html = "html"
-    markdown = "markdown"
-    csv = "csv"
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What is reported, and where to."""
 
-
-def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders. [default: the newest under ./ladder-runs]")
-    ] = None,
-    output_format: Annotated[ReportFormat, typer.Option("--format", help="How to write it.")] = ReportFormat.html,
+        tuple[Path, ...], Option("Run folders.", is_argument=True, unset="the newest under ./ladder-runs")
+    ] = ()
+    output_format: Annotated[Literal["html", "markdown", "csv"], Option("How to write it.", flag="--format")] = "html"
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="The file to write. [default: html: report.html in the run folder, or here for several; else stdout]",
-            show_default=False,
-        ),
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Show the page in the browser too.")] = False,
-) -> int:
+        Option("The file to write.", unset="html: report.html in the run folder, or here for several; else stdout"),
+    ] = None
+    show: Annotated[bool, Option("Show the page in the browser too.", flag="--open")] = False
+
+
+@takes(ReportOptions)
+def report(asked: ReportOptions) -> int:
     """Write what a tune found: figures, every candidate with its reason, and how to use the answer.
 
     Examples:
@@ -48,9 +47,9 @@ def report(
     from ladder.cli.explain import newest_run
     from ladder.report.run_data import named_apart
 
-    reported = named_apart([read_reported_run(folder) for folder in runs or [newest_run()]])
-    text = _text(reported, output_format)
-    if output is None and output_format is ReportFormat.html:
+    reported = named_apart([read_reported_run(folder) for folder in asked.runs or [newest_run()]])
+    text, output = _text(reported, asked.output_format), asked.output
+    if output is None and asked.output_format == "html":
         output = reported[0].folder / "report.html" if len(reported) == 1 else Path("report.html")
     if output is None:
         typer.echo(text, nl=False)
@@ -60,7 +59,7 @@ def report(
     require_file_name(output, "report.html")
     write_atomically(output, text)
     typer.echo(f"Wrote {output}")
-    if show:
+    if asked.show:
         import webbrowser
 
         if not webbrowser.open(output.absolute().as_uri()):
@@ -101,12 +100,12 @@ def _config(path: Path, found: Record | None) -> dict[str, Any] | None:
     return config if found is not None and candidate_key_in(config[SECTION]) == found.candidate_key else None
 
 
-def _text(runs: list[ReportedRun], output_format: ReportFormat) -> str:
-    if output_format is ReportFormat.html:
+def _text(runs: list[ReportedRun], output_format: str) -> str:
+    if output_format == "html":
         from ladder.report.writing import page_of
 
         return page_of(runs)
-    if output_format is ReportFormat.markdown:
+    if output_format == "markdown":
         from ladder.report.markdown import markdown
 
         return markdown(runs)
