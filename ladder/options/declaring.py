@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from ladder.errors import UsageError
 from ladder.options.kinds import Kind, kind_of, value_type
@@ -43,33 +43,15 @@ class Option:
     """Values that a shell can complete; others may be allowed. Called only for completion."""
 
 
-class Contributed(Protocol):
-    """A switch that another module contributes: on, off, or, if not given, decided by ladder.
-
-    It may have an `unset`, like an Option.
-    """
-
-    @property
-    def name(self) -> str:
-        """As on the command line, without the leading dashes."""
-
-    @property
-    def help(self) -> str:
-        """One sentence."""
-
-    @property
-    def panel(self) -> str:
-        """Its heading in the help."""
-
-
 @dataclass(frozen=True)
 class Switches:
-    """Marks a field whose value maps the names of contributed switches to their values.
+    """Marks a field whose value maps the names of switches that other modules contribute to their values.
 
-    `listed` must be a named function: a lambda in an annotation cannot see the names of its module.
+    A switch is on, off, or, if not given, decided by ladder. `listed` gives them by their names on the command line,
+    without the dashes. It must be a named function: a lambda in an annotation cannot see the names of its module.
     """
 
-    listed: Callable[[], Iterable[Contributed]]
+    listed: Callable[[], Mapping[str, Option]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +92,7 @@ def declared(options: type) -> dict[str, Declared]:
         hint = hints[field.name]
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, Switches):
-                found += [_contributed(each, field.name) for each in note.listed()]
+                found += [_contributed(name, option, field.name) for name, option in note.listed().items()]
             elif isinstance(note, Option):
                 found.append(_of_field(field, hint.__origin__, note))
     return {each.name: each for each in found}
@@ -177,12 +159,6 @@ def _of_field(field: Field[Any], annotation: Any, option: Option) -> Declared:
     )
 
 
-def _contributed(switch: Contributed, field: str) -> Declared:
-    return Declared(
-        name=switch.name.replace("-", "_"),
-        option=Option(switch.help, switch.panel, unset=getattr(switch, "unset", None)),
-        kind=kind_of(bool),
-        default=None,
-        field=field,
-        key=switch.name,
-    )
+def _contributed(name: str, option: Option, field: str) -> Declared:
+    kind = kind_of(bool)
+    return Declared(name=name.replace("-", "_"), option=option, kind=kind, default=None, field=field, key=name)

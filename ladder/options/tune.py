@@ -37,19 +37,10 @@ _KNOB_TRIALS = 12
 ALL_BACKENDS = "all"
 
 
-@dataclass(frozen=True)
-class _Switch:
-    """The switch of a technique that is tried if its libraries are installed."""
-
-    name: str
-    help: str
-    unset: str
-    panel: str = BEYOND
-
-
-def _switches() -> list[_Switch]:
+def _switches() -> dict[str, Option]:
+    """The switches of techniques that are tried if their libraries are installed."""
     consents = [technique.consent for technique in TECHNIQUES.values()]
-    return [_Switch(consent.switch, consent.help, consent.unset) for consent in consents if consent.switch]
+    return {each.switch: Option(each.help, BEYOND, unset=each.unset) for each in consents if each.switch}
 
 
 def _is_engine(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from ladder.emit.plain import plain_output
 from ladder.errors import LadderError, ModelNotAccessibleError, NothingFitsError, UsageError
 from ladder.events.outcome import MEMORY_OUTCOMES, Measurement, Record
 from ladder.events.promise import promised_range
-from ladder.machine.described import Machine
 from ladder.machine.machine_speed import mfu
 from ladder.machine.versions import package_versions
 from ladder.options.technique_choices import libraries_of
@@ -31,7 +30,6 @@ from ladder.tuning.tuner import TuneResult
 from ladder.tuning.venues.base import Venue
 from ladder.units import counted, format_bytes
 from ladder.workload.script import Script
-from ladder.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +59,14 @@ class TuneOutput:
 
 def answer_of(
     record: Record,
-    workload: Workload,
-    machine: Machine,
     space: Space,
+    allocator: Mapping[str, str],
     versions: dict[str, str],
     run_dir: Path,
     records: Sequence[Record],
 ) -> Answer:
     """The answer for the emitted files, from the proof's record; `records` are those of the tune."""
+    workload = space.workload
     trial = measured(records).get(record.candidate_key)
     candidate, measurement = space.by_key[record.candidate_key], record.measurement
     assert measurement is not None
@@ -85,17 +83,17 @@ def answer_of(
         tokens_per_second=record.tokens_per_second,
         tokens_per_second_range=promised_range(candidate, record, trial, proofs_before(records, record)),
         step_seconds=measurement.step_seconds(candidate.accumulation),
-        mfu=mfu(workload, record.tokens_per_second, machine.world_size, machine.gpu_name),
+        mfu=mfu(workload, record.tokens_per_second, space.world_size, space.gpu_name),
         bound=limit.tokens_per_second if limit is not None else None,
-        world_size=machine.world_size,
-        num_nodes=machine.num_nodes,
-        device=machine.device,
-        gpu_name=machine.gpu_name,
-        memory_limit=machine.memory_limit,
+        world_size=space.world_size,
+        num_nodes=space.num_nodes,
+        device=space.device,
+        gpu_name=space.gpu_name,
+        memory_limit=space.memory_limit,
         is_limited=space.is_limited,
-        host_threads=machine.host_threads,
-        allocator=machine.allocator,
-        nvme_path=machine.nvme_path,
+        host_threads=max(1, space.num_cores // space.world_size),
+        allocator=dict(allocator),
+        nvme_path=Path(space.nvme_path) if space.nvme_path else None,
         versions=versions,
         run_dir=run_dir.resolve(),
         proof={
@@ -246,6 +244,5 @@ def _said_in_own_words(
 
 def _answer(prepared: Prepared, result: TuneResult, proof: Record, venue: Venue) -> Answer:
     versions = package_versions(libraries_of(result.space.by_key[proof.candidate_key].engine))
-    run_dir, records = prepared.run_dir, result.records
-    found = answer_of(proof, prepared.workload, prepared.machine, result.space, versions, run_dir, records)
+    found = answer_of(proof, result.space, prepared.machine.allocator, versions, prepared.run_dir, result.records)
     return venue.signed(found)

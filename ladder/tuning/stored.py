@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ladder.emit import Answer
 from ladder.events.outcome import Record
-from ladder.machine.described import Gpu, Machine
 from ladder.report.run_data import ANSWER_NAME, is_simulated
 from ladder.runs.stored_run import StoredRun, read_run
 from ladder.search.knobs import less_noise
 from ladder.search.policy import answer, told
-from ladder.search.space import Space, fastest
+from ladder.search.space import fastest
 from ladder.tuning.answering import TuneOutput, answer_of, said_to_be_simulated
 from ladder.tuning.tuner import TuneResult
 
@@ -67,27 +66,9 @@ def is_running(folder: Path) -> bool:
 
 
 def _answer(found: Record, stored: StoredRun, folder: Path) -> Answer:
-    space, facts = stored.space, stored.facts
+    facts = stored.facts
     versions = {str(name): str(version) for name, version in facts["versions"].items()}
-    machine = _machine(space, facts.get("allocator", {}))
-    made = answer_of(found, space.workload, machine, space, versions, folder, stored.records)
+    made = answer_of(found, stored.space, facts.get("allocator", {}), versions, folder, stored.records)
     if not is_simulated(facts):
         return made
     return said_to_be_simulated(made, str(facts["simulated machine"]["name"]))
-
-
-def _machine(space: Space, allocator: dict[str, str]) -> Machine:
-    """The machine on which the answer was measured."""
-    on_gpus = space.device == "cuda"
-    gpu = Gpu("", space.gpu_name or "", space.memory_limit)
-    return Machine(
-        device="cuda" if on_gpus else "cpu",
-        world_size=space.world_size,
-        gpus=(gpu,) * space.world_size if on_gpus else (),
-        memory_limit=space.memory_limit,
-        host_memory=space.host_memory,
-        num_cores=space.num_cores,
-        num_nodes=space.num_nodes,
-        nvme_path=Path(space.nvme_path) if space.nvme_path else None,
-        allocator=dict(allocator),
-    )

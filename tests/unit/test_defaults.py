@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -105,16 +105,8 @@ def test_a_document_that_the_file_asks_for_comes_for_a_refused_command_too(
 # An option is declared once: made-up ones, a field more each, are everywhere where an option has to be.
 
 
-class Switch(NamedTuple):
-    """What a module would contribute."""
-
-    name: str
-    help: str
-    panel: str = BEYOND
-
-
-def registered() -> list[Switch]:
-    return [Switch("big-pages", "Try big pages too."), Switch("small-talk", "Try small talk too.")]
+def registered() -> dict[str, Option]:
+    return {"big-pages": Option("Try big pages too.", BEYOND), "small-talk": Option("Try small talk too.", BEYOND)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -465,5 +465,5 @@ def test_the_memory_of_an_answer_is_that_of_the_longest_samples_even_if_the_proo
     )
     trial = make_record(candidate, measurement=long)
     proof = make_record(candidate, measurement=usual, purpose="proof")
-    seen = answer_of(proof, workload, machine, space, {}, Path("run"), [trial, proof]).measurement
+    seen = answer_of(proof, space, {}, {}, Path("run"), [trial, proof]).measurement
     assert (seen.peak_allocated, seen.peak_reserved, seen.peak_device) == (8, 9, 10)

@@ -149,6 +149,5 @@ def test_the_answer_of_a_stored_tune_still_knows_whether_its_limit_was_below_wha
     space = space_from_dict(space_to_dict(space_on(workload, machine, ZERO1_AND_ZERO2, [1])[0]))
     candidate = make_candidate("zero2", checkpointing=False, micro_batch=1, accumulation=16)
     proof = replace(make_record(candidate, measurement=make_measurement(), tokens_per_second=9.0), purpose="proof")
-    stored = replace(machine, host_memory=GIB)  # of the machine itself, a run folder keeps only some figures
-    found = answer_of(proof, workload, stored, space, {}, Path("run"), [proof])
+    found = answer_of(proof, space, {}, {}, Path("run"), [proof])
     assert found.is_limited is (limit < 4 * GIB)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ladder.candidates import Rung, Technique
 from ladder.emit import Answer
@@ -37,39 +38,40 @@ class OpenVenue:
     """The prefix of folder names on the NVMe drive."""
 
 
-class Venue(Protocol):
+class Venue(ABC):
     """Where the trials of one tune run."""
 
-    @property
-    def paper_name(self) -> str | None:
-        """The name of the machine on paper; None if trials are real."""
-
-    looks_again: bool
+    paper_name: str | None = None
+    """The name of the machine on paper; None if trials are real."""
+    looks_again: bool = False
     """A script can be looked at once more after the trials."""
+    laws: Mapping[str, Any] | None = None
+    """The description of the machine on paper, so that its history is never used for a real one."""
 
-    @property
-    def laws(self) -> Mapping[str, Any] | None:
-        """The description of the machine on paper, so that its history is never used for a real one."""
-
+    @abstractmethod
     def machine(self) -> Machine:
         """The machine, limited to what the user allows."""
 
+    @abstractmethod
     def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
         """What the user's own script trains. UsageError where it cannot be run here."""
 
-    def introduce(self) -> None:
-        """Tell the user what they need to know about figures from here."""
-
+    @abstractmethod
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """The techniques to try here. LadderError if one that was asked for cannot be used."""
 
+    @abstractmethod
     def opened(
         self, machine: Machine, workload: Workload, rungs: Sequence[Rung], run_dir: Path
     ) -> AbstractContextManager[OpenVenue]:
         """Make the venue ready for trials; nothing of them is left when it closes."""
 
+    def introduce(self) -> None:  # noqa: B027
+        """Tell the user what they need to know about figures from here: nothing, if they are measured."""
+
     def signed(self, answer: Answer) -> Answer:
         """`answer` for the files, which say where its figures come from."""
+        return answer
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End what `machine` began, also if the venue was never opened."""

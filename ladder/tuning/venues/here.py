@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.candidates import Rung, Technique
-from ladder.emit import Answer
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.local import PRELOAD_IF_THERE, LocalLauncher
 from ladder.launch.sweep import Sweep, run_marker
@@ -22,7 +21,7 @@ from ladder.tuning.operators import Operators
 from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
 from ladder.tuning.script_look import look_here
 from ladder.tuning.tune_events import Subscriber
-from ladder.tuning.venues.base import OpenVenue
+from ladder.tuning.venues.base import OpenVenue, Venue
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
@@ -30,12 +29,10 @@ if TYPE_CHECKING:
     from ladder.options.tune import TuneOptions
 
 
-class ThisHost:
+class ThisHost(Venue):
     """Ranks on this host's GPUs or CPU."""
 
-    paper_name = None
     looks_again = True
-    laws = None
 
     def __init__(self, options: TuneOptions, leases: Leases, tell: Subscriber, cancelled: Callable[[], bool]) -> None:
         self._options, self._leases, self._tell, self._cancelled = options, leases, tell, cancelled
@@ -59,9 +56,6 @@ class ThisHost:
     def look(self, command: Sequence[str], machine: Machine, note: Callable[[str], None]) -> Script:
         """It runs up to the beginning of its training."""
         return look_here(command, machine, note, self._cancelled)
-
-    def introduce(self) -> None:
-        """Nothing to say: the figures are measured."""
 
     def techniques(self, choices: TechniqueChoices, workload: Workload, machine: Machine) -> list[Technique]:
         """Those that were asked for, and those whose libraries are installed."""
@@ -102,13 +96,6 @@ class ThisHost:
                     yield OpenVenue(machine=machine, launcher=launcher, operators=operators, swap_prefix=marker)
         finally:
             sweep()
-
-    def signed(self, answer: Answer) -> Answer:
-        """Unchanged: its figures were measured here."""
-        return answer
-
-    def close(self) -> None:
-        """Nothing to end: the leases are given back by whoever made them."""
 
 
 def job_of(workload: Workload) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Rung, Technique
@@ -18,7 +18,7 @@ from ladder.simulation.launcher import SimulatedLauncher
 from ladder.simulation.paper_machine import SimulatedMachine, read_machine
 from ladder.tuning.answering import said_to_be_simulated
 from ladder.tuning.tune_events import Note, Subscriber
-from ladder.tuning.venues.base import OpenVenue
+from ladder.tuning.venues.base import OpenVenue, Venue
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload
 
@@ -26,26 +26,15 @@ if TYPE_CHECKING:
     from ladder.options.tune import TuneOptions
 
 
-class OnPaper:
+class OnPaper(Venue):
     """A simulated machine: no processes, no waiting, and no libraries needed."""
-
-    looks_again = False  # no script runs there
 
     def __init__(
         self, simulated: SimulatedMachine, options: TuneOptions, tell: Subscriber, cancelled: Callable[[], bool]
     ) -> None:
         self._simulated, self._options = simulated, options
         self._tell, self._cancelled = tell, cancelled
-
-    @property
-    def paper_name(self) -> str:
-        """The name in its file."""
-        return self._simulated.name
-
-    @property
-    def laws(self) -> Mapping[str, Any]:
-        """Everything in its file."""
-        return self._simulated.model_dump()
+        self.paper_name, self.laws = simulated.name, simulated.model_dump()
 
     def machine(self) -> Machine:
         """As on a real machine, NVMe rungs need an --nvme-path."""
@@ -80,10 +69,7 @@ class OnPaper:
 
     def signed(self, answer: Answer) -> Answer:
         """With warnings that it is simulated."""
-        return said_to_be_simulated(answer, self.paper_name)
-
-    def close(self) -> None:
-        """Nothing to end."""
+        return said_to_be_simulated(answer, self._simulated.name)
 
 
 def paper_machine(options: TuneOptions) -> SimulatedMachine:
