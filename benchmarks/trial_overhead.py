@@ -34,9 +34,9 @@ from ladder.launch.nodes.cluster import Cluster, Wanted
 from ladder.launch.nodes.connection import Node
 from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.operator_builds import build_operators
+from ladder.launch.rank_environment import rank_environment
 from ladder.machine.described import Machine
 from ladder.machine.machine import detect_machine
-from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model

@@ -32,10 +32,10 @@ from ladder.launch.base import Deadlines
 from ladder.launch.counting import counting
 from ladder.launch.local import LocalLauncher
 from ladder.launch.operator_builds import build_operators
+from ladder.launch.rank_environment import rank_environment
 from ladder.machine.described import Machine
 from ladder.machine.machine import detect_machine
 from ladder.techniques.keys import engine_named
-from ladder.tuning.preparation import rank_environment
 from ladder.tuning.trial_request import candidate_spec, engine_config, trial_spec
 from ladder.units import gib, parse_bytes
 from ladder.workload.shapes import with_layers

@@ -69,7 +69,7 @@ def measured_points() -> list[Point]:
 @pytest.fixture(scope="session")
 def trial_environment() -> dict[str, str]:
     """What CPU ranks see beyond our own environment, with the operator that they all load built."""
-    from ladder.tuning.preparation import rank_environment  # here: most tests do without all that it imports
+    from ladder.launch.rank_environment import rank_environment  # here: most tests do without all that it imports
 
     if shutil.which(compiler()) is None:
         pytest.skip(f"there is no {compiler()} to build DeepSpeed's shm_comm, which all ranks on the CPU load")

@@ -7,10 +7,10 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -21,33 +21,16 @@ from ladder.launch.counting import counting
 from ladder.machine.described import bare_machine
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own, ranks_python
-from ladder.options.declaring import Option, checked
-from ladder.options.kinds import whole
+from ladder.options.declaring import checked
+from ladder.options.job import JobOptions, mem_of, require_known
 from ladder.options.tune import TuneOptions
 from ladder.text import shown
-from ladder.tuning.job_options import JOB, JobOptions, mem_of, require_known
 
 _TEMPLATE = "tune.sbatch.jinja"
-_REQUEUES = 10
-"""Chosen: a tune of hours ends within a few jobs of an hour, and one that never ends must not fill the queue."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job(JobOptions):
-    """What the job asks of Slurm, how it is written, and where."""
-
-    requeues: Annotated[int, Option("If its time is up, the job queues itself again up to N times.", JOB, whole(0))] = (
-        _REQUEUES
-    )
-    template: Annotated[
-        Path | None, Option("A template of your own, such as one with your cluster's modules.", JOB, unset="built in")
-    ] = None
-    print_template: Annotated[bool, Option("Print the built-in template, to edit it.", JOB)] = False
-    job_file: Annotated[Path | None, Option("The file to write.", JOB, unset="stdout")] = None
-
-
-@takes(TuneOptions, Job)
-def sbatch(options: TuneOptions, job: Job) -> int:
+@takes(TuneOptions, JobOptions)
+def sbatch(options: TuneOptions, job: JobOptions) -> int:
     """Write a Slurm job that tunes, with the options of `ladder tune`. Neither a GPU nor Slurm is needed here.
 
     If its time is up, the job queues itself again and continues. For a job that trains: `ladder export --for sbatch`.
@@ -116,7 +99,7 @@ def _silent(sentence: str) -> None:
     """The tune itself tells what is worth knowing."""
 
 
-def _values(options: TuneOptions, job: Job) -> dict[str, Any]:
+def _values(options: TuneOptions, job: JobOptions) -> dict[str, Any]:
     """What the template fills in."""
     here = Path.cwd()
     with ranks_in(options.python, options.script, must_train=False):
@@ -164,7 +147,7 @@ def _built_in() -> str:
     return (files("ladder.cli") / _TEMPLATE).read_text(encoding="utf-8")
 
 
-def _rendered(job: Job, values: Mapping[str, Any]) -> str:
+def _rendered(job: JobOptions, values: Mapping[str, Any]) -> str:
     """The job. UsageError, in one sentence, for a template that cannot be filled in."""
     import jinja2
 

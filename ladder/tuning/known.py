@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.doctor.drive import read_speed
 from ladder.events.outcome import Record
 from ladder.launch.machine_measuring import measure_points
+from ladder.launch.rank_environment import rank_environment, without_gpus
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import KnownMachine, facts_of, keep_known, measured, read_known, taught
@@ -25,7 +26,6 @@ from ladder.search.space import Space
 from ladder.search.speed import lessons
 from ladder.text import digest_of
 from ladder.tuning.parity import LIBRARIES
-from ladder.tuning.preparation import rank_environment, without_gpus
 from ladder.tuning.tune_events import Note, Subscriber
 from ladder.workload.workload import Workload
 

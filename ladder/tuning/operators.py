@@ -22,7 +22,7 @@ from ladder.search.space import Space
 from ladder.search.time_left import TimeLeft, within
 from ladder.tuning.reach import less_disproved
 from ladder.tuning.tune_events import Note, Subscriber
-from ladder.workload.workload import OptimizerName
+from ladder.workload.workload import OptimizerName, Workload
 
 
 class OperatorMissingError(Exception):
@@ -140,3 +140,8 @@ class Building:
         left = time_left(known)
         found = auto(space, known) if left is None else within(auto, space, known, left)
         return found if isinstance(found, Measure) else None
+
+
+def operators_of_every_trial(workload: Workload) -> tuple[str, ...]:
+    """Those that a script loads itself; a model's trials need none (`trial.backends`)."""
+    return workload.script.facts.operators if workload.script is not None else ()

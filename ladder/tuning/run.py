@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from ladder.backends.registry import REFERENCE, REFERENCE_OF_TORCH
+from ladder.doctor.software import about_torch
+from ladder.errors import UsageError
+from ladder.machine.described import Machine
 from ladder.machine.environment import ranks_in
 from ladder.machine.interpreter import is_own
 from ladder.machine.lease import Leases
@@ -27,15 +31,16 @@ from ladder.search.relevance import relevant
 from ladder.search.space import Space, of_main_backend
 from ladder.tuning.answering import TuneOutput, deliver
 from ladder.tuning.known import learn
+from ladder.tuning.obstacles import missing_package, obstacles, without_operator
 from ladder.tuning.operators import OperatorMissingError
 from ladder.tuning.parity import Agreements, Comparisons
-from ladder.tuning.preparation import missing_package, obstacles, require_precision, without_operator
 from ladder.tuning.prepared import Prepared, prepare, supported_space
 from ladder.tuning.reach import require_within_reach
 from ladder.tuning.tune_events import Note, SearchBegins, Subscriber, TuneEnds, ignore, meanwhile, noting
 from ladder.tuning.tuner import Tuner, TuneResult
 from ladder.tuning.venues import venue_of
 from ladder.tuning.venues.base import OpenVenue, Venue
+from ladder.workload.workload import Workload
 
 # Errors of the disk; any other OSError in a tune is a bug.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE})
@@ -85,7 +90,7 @@ def _search(
     workload, run_dir = prepared.workload, prepared.run_dir
     on_paper = venue.paper_name is not None
     if not on_paper:  # a simulated trial costs nothing, so the prediction need not decide
-        require_precision(prepared.machine, workload)
+        _require_precision(prepared.machine, workload)
         _require_within_reach(prepared)
     with (
         History(run_dir, prepared.fingerprint, prepared.facts) as history,
@@ -178,6 +183,18 @@ def _say_price(space: Space, strategy: Strategy, time_budget: float | None, tell
         tell(Note(f"The tune will take {found.sentence()}."))
     else:
         tell(Note(f"A whole search would take {found.sentence()}. The time budget is {in_words(time_budget)}."))
+
+
+def _require_precision(machine: Machine, workload: Workload) -> None:
+    """UsageError if every trial would fail because the CPU cannot train in the workload's precision."""
+    if machine.device != "cpu" or workload.dtype != "fp16":
+        return
+    try:
+        has_fp16 = about_torch()["cpu_fp16"]
+    except (OSError, subprocess.TimeoutExpired):
+        return  # the trials will say what is wrong with torch
+    if not has_fp16:
+        raise UsageError("This CPU cannot train in fp16, which needs AVX512-FP16 instructions; use --dtype bf16.")
 
 
 def _require_within_reach(prepared: Prepared) -> None:

@@ -17,11 +17,11 @@ from ladder.events.trial_run import TrialRun
 from ladder.launch.base import Deadlines, Launcher
 from ladder.launch.local import LocalLauncher
 from ladder.launch.protecting import WORDS, protection_here
+from ladder.launch.rank_environment import script_environment
 from ladder.launch.sweep import run_marker
 from ladder.machine.described import Machine
 from ladder.machine.lease import InterruptedWaitError
 from ladder.text import shown
-from ladder.tuning.preparation import script_environment
 from ladder.workload.script import Script, ScriptFacts
 
 _PREPARATION_SECONDS = 3600.0

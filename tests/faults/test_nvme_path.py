@@ -22,7 +22,7 @@ from ladder.errors import EnvironmentFaultError, LadderError, UsageError
 from ladder.launch.sweep import Sweep
 from ladder.machine.described import Machine
 from ladder.machine.nvme import check_nvme_path, needed_bytes, nvme_shortage
-from ladder.tuning.preparation import with_obstacles
+from ladder.tuning.obstacles import with_obstacles
 from ladder.units import GIB, MIB
 
 OPTIMIZER, BOTH = RUNGS_BY_NAME["zero3+opt-nvme"], RUNGS_BY_NAME["zero3+param-nvme+opt-nvme"]

@@ -21,9 +21,9 @@ import pytest
 from helpers import Bench
 
 from ladder.launch.local import LocalLauncher
+from ladder.launch.rank_environment import rank_environment
 from ladder.machine.gpus import visible_gpus
 from ladder.machine.machine import detect_machine
-from ladder.tuning.preparation import rank_environment
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gpu-tests"
 

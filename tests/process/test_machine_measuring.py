@@ -18,12 +18,12 @@ from ladder.launch.machine_measuring import measure_points
 from ladder.launch.modules import module_command, module_environment
 from ladder.launch.nodes.cluster import Cluster, Wanted
 from ladder.launch.nodes.connection import Node
+from ladder.launch.rank_environment import rank_environment, without_gpus
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import facts_of, file_of, read_known
 from ladder.machine.machine import detect_machine
 from ladder.machine.rates import rates_of
 from ladder.tuning.known import with_known
-from ladder.tuning.preparation import rank_environment, without_gpus
 
 WANTED = Wanted(gpus=0, gpu_memory=None, host_memory=None, nvme_path=None)
 

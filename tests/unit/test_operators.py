@@ -17,8 +17,8 @@ from ladder.search.policy import Measure, walk
 from ladder.search.space import Space, of_main_backend
 from ladder.step.counted import Device
 from ladder.tuning import operators
+from ladder.tuning.obstacles import without_operator
 from ladder.tuning.operators import Building, OperatorMissingError, Operators
-from ladder.tuning.preparation import without_operator
 from ladder.tuning.tune_events import ignore
 from ladder.units import GIB
 

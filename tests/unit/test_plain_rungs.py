@@ -20,7 +20,7 @@ from ladder.options.checks import require_effective_options
 from ladder.options.declaring import checked
 from ladder.options.tune import TuneOptions
 from ladder.search.policy import answer, faster_without_deepspeed
-from ladder.tuning.preparation import obstacles
+from ladder.tuning.obstacles import obstacles
 from ladder.workload.lora import Lora
 from ladder.workload.script import Generation
 from ladder.workload.trained import LoadIn, check_trained

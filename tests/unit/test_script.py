@@ -24,6 +24,7 @@ from ladder.emit import best_config, emit_all, load_best_config, trainer_argumen
 from ladder.emit.settings import settings_in
 from ladder.errors import UsageError
 from ladder.launch.base import Deadlines
+from ladder.launch.rank_environment import environment_of_trials, script_environment
 from ladder.machine.machine_speed import machine_speed
 from ladder.options.checks import require_workload
 from ladder.options.plan import PlanOptions
@@ -43,7 +44,6 @@ from ladder.tuning.own_script import (
     with_preparation,
     workload_of_script,
 )
-from ladder.tuning.preparation import environment_of_trials, script_environment
 from ladder.tuning.verification import _verification
 from ladder.units import GIB
 from ladder.workload.counted import Counted

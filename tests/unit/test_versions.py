@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.machine.versions import RANGES, is_within
-from ladder.tuning import preparation
+from ladder.tuning import obstacles
 from ladder.workload.workload import OptimizerName, Workload
 
 ROOT = Path(__file__).parents[2]
@@ -64,15 +64,15 @@ def test_what_a_new_environment_gets_is_within_the_ranges_which_the_page_of_tool
 def test_a_rung_that_a_version_trains_wrongly_is_left_out_with_the_reason(
     versions: dict[str, str], rung: str, optimizer: OptimizerName, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparation, "version_of", lambda name: {**NEWEST, **versions}[name])
+    monkeypatch.setattr(obstacles, "version_of", lambda name: {**NEWEST, **versions}[name])
     workload = replace(WORKLOAD, optimizer=optimizer)
-    assert said in preparation.flaw_of(RUNGS_BY_NAME[rung], workload)
-    assert bool(said) == bool(preparation.flaw_of(RUNGS_BY_NAME[rung], workload))
+    assert said in obstacles.flaw_of(RUNGS_BY_NAME[rung], workload)
+    assert bool(said) == bool(obstacles.flaw_of(RUNGS_BY_NAME[rung], workload))
 
 
 def test_a_loop_that_drives_deepspeed_itself_is_not_asked_how_accelerate_drives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(preparation, "version_of", lambda name: {**NEWEST, "deepspeed": "0.19.0"}[name])
+    monkeypatch.setattr(obstacles, "version_of", lambda name: {**NEWEST, "deepspeed": "0.19.0"}[name])
     workload = replace(WORKLOAD, script=make_script("train.py", kind="deepspeed"))
-    assert preparation.flaw_of(RUNGS_BY_NAME["zero1"], workload) == ""
+    assert obstacles.flaw_of(RUNGS_BY_NAME["zero1"], workload) == ""

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ladder.candidates import Rung, Technique
 from ladder.events.protocol import RUN_MARKER
 from ladder.launch.local import PRELOAD_IF_THERE, LocalLauncher
+from ladder.launch.rank_environment import environment_of_trials
 from ladder.launch.sweep import Sweep, run_marker
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.machine.machine import detect_machine
 from ladder.machine.nvme import check_nvme_path
 from ladder.options.technique_choices import TechniqueChoices, require_adapters, techniques_tried
-from ladder.tuning.operators import Operators
-from ladder.tuning.preparation import environment_of_trials, operators_of_every_trial, with_obstacles
+from ladder.tuning.obstacles import with_obstacles
+from ladder.tuning.operators import Operators, operators_of_every_trial
 from ladder.tuning.script_look import look_here
 from ladder.tuning.tune_events import Subscriber
 from ladder.tuning.venues.base import OpenVenue, Venue

@@ -17,17 +17,13 @@ from ladder.launch.nodes.hostfile import hostfile_nodes
 from ladder.launch.nodes.launcher import NodesLauncher
 from ladder.launch.nodes.ray_cluster import ray_nodes
 from ladder.launch.nodes.slurm import is_in_allocation, slurm_nodes
+from ladder.launch.rank_environment import environment_of_trials, without_gpus
 from ladder.launch.sweep import run_marker
 from ladder.machine.described import Machine
 from ladder.machine.lease import Leases
 from ladder.runs.history import make_private
-from ladder.tuning.operators import Operators
-from ladder.tuning.preparation import (
-    environment_of_trials,
-    operators_of_every_trial,
-    with_obstacles,
-    without_gpus,
-)
+from ladder.tuning.obstacles import with_obstacles
+from ladder.tuning.operators import Operators, operators_of_every_trial
 from ladder.tuning.script_look import look_at
 from ladder.tuning.tune_events import Note, Subscriber, noting
 from ladder.tuning.venues.base import OpenVenue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 from ladder.errors import UsageError
@@ -15,22 +16,13 @@ from ladder.units import GIB
 JOB = "Slurm job"
 _BESIDE_RANKS = 8 * GIB
 """Host memory for ladder and its trial server, beside what --host-memory gives to the ranks. Chosen."""
+_REQUEUES = 10
+"""Chosen: a tune of hours ends within a few jobs of an hour, and one that never ends must not fill the queue."""
 _TIME = r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
 _OWN = frozenset(
     {
-        *(
-            "array",
-            "chdir",
-            "comment",
-            "error",
-            "job-name",
-            "nodes",
-            "ntasks",
-            "ntasks-per-node",
-            "open-mode",
-            "output",
-        ),
-        *("requeue", "no-requeue", "signal", "wait", "wrap", "parsable", "export", "input", "test-only"),
+        *("array", "chdir", "comment", "error", "job-name", "nodes", "ntasks", "ntasks-per-node", "open-mode"),
+        *("output", "requeue", "no-requeue", "signal", "wait", "wrap", "parsable", "export", "input", "test-only"),
         *("cluster", "clusters", "quiet", "hold", "help", "version", "usage"),
     }
 )
@@ -56,7 +48,7 @@ _OPTION = _word("one like constraint=a100 or exclusive", r"[a-z][a-z0-9-]*(=[A-Z
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What a job asks of Slurm."""
+    """What a job asks of Slurm, how it is written, and where."""
 
     account: Annotated[str | None, Option("The account that pays.", JOB, _ONE)] = None
     partition: Annotated[str | None, Option("The partition.", JOB, _ONE)] = None
@@ -80,6 +72,14 @@ class JobOptions:
             metavar="NAME[=VALUE]",
         ),
     ] = ()
+    requeues: Annotated[int, Option("If its time is up, the job queues itself again up to N times.", JOB, whole(0))] = (
+        _REQUEUES
+    )
+    template: Annotated[
+        Path | None, Option("A template of your own, such as one with your cluster's modules.", JOB, unset="built in")
+    ] = None
+    print_template: Annotated[bool, Option("Print the built-in template, to edit it.", JOB)] = False
+    job_file: Annotated[Path | None, Option("The file to write.", JOB, unset="stdout")] = None
 
 
 def mem_of(options: JobOptions, host_memory: int | None, nodes: int) -> str:
@@ -89,10 +89,10 @@ def mem_of(options: JobOptions, host_memory: int | None, nodes: int) -> str:
 
 def require_known(options: JobOptions) -> None:
     """UsageError for a further option of sbatch that ladder sets itself."""
-    declared = [field.name.replace("_", "-") for field in fields(JobOptions)]
+    known = [field.name.replace("_", "-") for field in fields(JobOptions)]
     for text in options.job_options:
         name = text.partition("=")[0]
-        if name in declared:
+        if name in known:
             raise UsageError(f"--job-option {shown(text)}: give it as --{name}.")
         if name in _OWN:
             raise UsageError(f"--job-option {shown(text)} is what ladder decides itself; leave it out.")
