@@ -25,7 +25,8 @@ WITHOUT_ORIGIN = {
 """Files with constants that bear neither comment nor docstring, and why those can be read all the same."""
 ORIGIN = re.compile(r"\b(measured|seen|derived|chosen|defined|fitted|estimate)\b", re.IGNORECASE)
 ROOMS_WITH_ORIGINS = (
-    "backends", "candidates", "doctor", "events", "launch", "machine", "runs", "search", "trial", "tuning", "workload"
+    "backends", "candidates", "doctor", "events", "launch", "machine", "options", "runs", "search", "trial", "tuning",
+    "watch", "workload",
 )  # fmt: skip
 """Here a comment alone is not enough: it has to say how the number was found."""
 
