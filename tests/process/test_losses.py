@@ -28,7 +28,7 @@ Change = Callable[[TrialSpec], TrialSpec]
 Losses = Callable[..., list[float]]
 
 STAGES = ("zero0", "zero2", "zero3")
-PLAIN = ("ddp", "fsdp2", "fsdp2+no-reshard")
+PLAIN = ("ddp", "fsdp2", "fsdp2+no-reshard+divided-gradients")
 NODES: dict[str, int] = {"ranks": 4, "accumulation": 3}
 """As on two nodes of two ranks; a node's copies of the weights are filled in the first of three micro-steps."""
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
