@@ -27,4 +27,4 @@ def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_tri
     if first.cancelled:
         return first
     whole = tuner(space, first.seconds, 0).tune(strategy)
-    return replace(whole, answer=answer(whole.records))
+    return replace(whole, answer=answer(whole.records), first=first.first or whole.first)

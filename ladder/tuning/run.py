@@ -137,7 +137,7 @@ def _search(prepared: Prepared, venue: Venue, tell: Subscriber, cancelled: Calla
         place = opened
         while True:
             try:
-                result = _search_at(place, prepared, history, on_paper, tell, cancelled)
+                result = _search_at(place, prepared, history, venue, tell, cancelled)
                 return _Searched(result=result, trial_seconds=history.trial_seconds(result.records))
             except OperatorMissingError as missing:
                 machine = without_operator(place.machine, prepared.rungs, workload, missing)
@@ -148,11 +148,12 @@ def _search_at(
     place: OpenVenue,
     prepared: Prepared,
     history: History,
-    on_paper: bool,
+    venue: Venue,
     tell: Subscriber,
     cancelled: Callable[[], bool],
 ) -> TuneResult:
     """Search among what `place` supports; OperatorMissingError if it turns out to support less."""
+    on_paper = venue.paper_name is not None
     options, workload = prepared.options, prepared.workload
     space, unsupported = supported_space(prepared, place.machine)
     space = knowing_what_was_known(space, history.space)
@@ -185,6 +186,7 @@ def _search_at(
             save_folder=options.save_weights,
             clock=place.clock,
             knob_trials=knob_trials,
+            deliver=lambda result: _write_first(prepared, result, venue, tell),
             comparisons=comparisons,
         )
 
@@ -217,24 +219,53 @@ def _require_within_reach(prepared: Prepared) -> None:
     require_within_reach(space, [rung.name for rung in missing], asked_for_cpu=options.gpus == 0)
 
 
-def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscriber) -> TuneOutput:
-    """Write the answer's files and the reports."""
-    result, answer = searched.result, None
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """The answers in files."""
+
+    answer: Answer | None
+    plain: Answer | None
+    files: list[Path]
+    kept: Sequence[Path]
+
+
+def _write_first(prepared: Prepared, result: TuneResult, venue: Venue, tell: Subscriber) -> None:
+    """Write the answer that is proven while the search goes on, and say so. A script's words take looks: not yet."""
+    written = _write(prepared, result, venue, tell, in_words=False)
+    found = written.answer or written.plain
+    if found is not None:
+        said = f"First answer: {found.candidate.key}, {found.tokens_per_second:,.0f} tokens/s in its proof"
+        tell(Note(f"{said}, is in {written.files[0].name}. The search for a faster one goes on; Ctrl-C ends it."))
+
+
+def _write(
+    prepared: Prepared, result: TuneResult, venue: Venue, tell: Subscriber, *, in_words: bool = True
+) -> _Written:
+    """Write the answers' files, with a script's own words if `in_words`."""
+
+    def said(found: Answer, paths: OutputPaths) -> Answer:
+        return _said_in_own_words(found, prepared, paths, venue, tell) if in_words else found
+
     of_deepspeed, faster = told(result.records, result.space.tolerance)
-    paths = OutputPaths.beside(prepared.options.output)
+    paths, answer = OutputPaths.beside(prepared.options.output), None
     plain = _answer(prepared, result, faster, venue) if faster is not None else None
     if plain is not None:
-        plain_paths = OutputPaths.beside(plain_output(paths.config))
-        plain = _said_in_own_words(plain, prepared, plain_paths, venue, tell)
+        plain = said(plain, OutputPaths.beside(plain_output(paths.config)))
     if of_deepspeed is not None:
         found = _answer(prepared, result, of_deepspeed, venue)
-        found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
-        answer = _said_in_own_words(found, prepared, paths, venue, tell)
+        answer = said(replace(found, learning_rate=prepared.options.with_optimizer, plain=plain), paths)
     texts: dict[Path, str] = {}
     for each in filter(None, (answer, plain)):
         texts |= files_of(each, paths.config)
     kept = keep_others(texts, prepared.run_dir / "written.json")
-    files = write_files(texts)
+    return _Written(answer=answer, plain=plain, files=write_files(texts), kept=kept)
+
+
+def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscriber) -> TuneOutput:
+    """Write the answer's files and the reports."""
+    result = searched.result
+    written = _write(prepared, result, venue, tell)
+    answer = written.answer
     reported = ReportedRun(
         folder=prepared.run_dir,
         space=result.space,
@@ -249,12 +280,12 @@ def _deliver(prepared: Prepared, searched: _Searched, venue: Venue, tell: Subscr
     return TuneOutput(
         result=result,
         answer=answer,
-        files=files,
-        kept=kept,
+        files=written.files,
+        kept=written.kept,
         run_dir=prepared.run_dir,
         trial_seconds=searched.trial_seconds,
         simulated=venue.paper_name,
-        plain=plain,
+        plain=written.plain,
     )
 
 
