@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
 from ladder.errors import UsageError
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.keys import engine_named
 from ladder.techniques.registry import TECHNIQUES, allowable
 from ladder.text import instead_of, shown
@@ -185,7 +186,9 @@ class WorkloadOptions:
             "Precision of the training.", WORKLOAD, unset="a script's own, otherwise bf16, or fp16 on GPUs without it"
         ),
     ] = None
-    optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
+    optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD, one_of(OPTIMIZERS))] = (
+        "adamw"
+    )
     lora: Annotated[
         Lora | None,
         Option(

@@ -16,6 +16,7 @@ from ladder.candidates import Candidate, Engine
 from ladder.events.protocol import MeasuredEvent, TrialSpec
 from ladder.events.step_policy import StepPolicy
 from ladder.events.trial_run import TrialRun
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.workload.shapes import with_layers, with_vocabulary
 from ladder.workload.workload import ModelShape
 
@@ -84,8 +85,8 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
     changes |= {"same_data": same_data, "seq_len": min(spec.seq_len, _TOKENS - _TOKENS % spec.world_size)}
     # Without a speed to beat: slow candidates would be timed for fewer steps, and all losses are needed.
     changes["candidates"] = tuple(replace(each, beat_step_seconds=None) for each in spec.candidates)
-    if spec.optimizer == "sgd":  # without clipping its steps may be too short to see or too long to compare
-        changes["deepspeed"] = spec.deepspeed | {"gradient_clipping": 1.0}
+    if (clipping := OPTIMIZERS[spec.optimizer].clipping_of_comparison) is not None:
+        changes["deepspeed"] = spec.deepspeed | {"gradient_clipping": clipping}
     return replace(spec, **changes)
 
 

@@ -86,7 +86,7 @@ def flaw_of(rung: Rung, workload: Workload) -> str:
     """Why what is installed cannot train `rung`, or trains it wrongly; empty if it can."""
     if package := missing_package(rung):
         return f"{package} is not installed; `pip install {package}`"
-    for flaw in backend_of(rung).flaws:
+    for flaw in backend_of(rung).flaws(workload):
         if flaw.concerns(workload, rung) and is_within(version := version_of(flaw.package), flaw.versions):
             return f"{flaw.package} {version} {flaw.why}; install another version than {flaw.versions}"
     return ""

@@ -18,6 +18,7 @@ from helpers.engines import engine_trial, measured
 from ladder.candidates import HALF
 from ladder.events.protocol import TrialSpec
 from ladder.launch.operator_builds import build_operators
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.adam_8bit import MOST_ELEMENTS
 from ladder.techniques.keys import engine_named
 from ladder.trial.techniques import techniques_of
@@ -68,7 +69,7 @@ def with_a_tied_head(spec: TrialSpec) -> TrialSpec:
 
 def with_sgd(spec: TrialSpec, clipping: float = 1.0) -> TrialSpec:
     config = spec.deepspeed | {"gradient_clipping": clipping, "zero_allow_untested_optimizer": True}
-    return replace(spec, optimizer="sgd", deepspeed=config)
+    return replace(spec, optimizer="sgd", optimizer_module=OPTIMIZERS["sgd"].rank_module, deepspeed=config)
 
 
 def in_proportion(spec: TrialSpec) -> TrialSpec:
