@@ -91,7 +91,7 @@ def rungs_with(versions: Mapping[str, str]) -> str:
         has_it = not backend.package or is_within(versions.get(backend.package, ""), RANGES[backend.package])
         flawed = any(
             flaw.concerns(workload, rung) and is_within(versions.get(flaw.package, ""), flaw.versions)
-            for flaw in backend.flaws
+            for flaw in backend.flaws(workload)
         )
         family = "DeepSpeed" if backend.package else "FSDP2" if rung.stage else "DDP"
         usable.setdefault(family, []).append(has_it and not flawed)

@@ -94,7 +94,6 @@ class Backend(ABC):
     """What that does: the end of a sentence for the option's help."""
     package = ""
     """What has to be installed for it, beside torch, transformers and accelerate."""
-    flaws: tuple[Flaw, ...] = ()
     kind: str
     """Which of the simulator's kinds of assignments its ranks have (`ladder.simulation.kinds`)."""
     one_rank_needs_no_stage = False
@@ -116,6 +115,10 @@ class Backend(ABC):
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """Why `rung` cannot train `workload`, for a list of rungs that are left out; empty if it can."""
         return ""
+
+    def flaws(self, workload: Workload) -> tuple[Flaw, ...]:
+        """What its packages train wrongly in some versions."""
+        return ()
 
     def caution(self, workload: Workload, rung: Rung) -> str:
         """What to know of an answer on `rung`, for its warnings; empty if there is nothing."""

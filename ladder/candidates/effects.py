@@ -33,6 +33,8 @@ class Effects:
     """What an optimizer step takes the host for each parameter, relative to the stage's own."""
     copied_in_node: bool = False
     """Whether each node keeps a second copy of the weights, so that only what changed is gathered from other nodes."""
+    divides_gradients: bool = False
+    """Whether gradients are divided in every micro-step, in place of whole ones until the last."""
     divided_in_node: bool = False
     """Whether weights and states are divided within a node, and are the same on all nodes."""
     shares_sequence: bool = False

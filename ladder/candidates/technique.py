@@ -18,8 +18,8 @@ from ladder.workload.workload import CountedBlock, ModelShape, Workload
 if TYPE_CHECKING:
     from ladder.candidates.candidate import Candidate, Engine
 
-Slot = Literal["kernels", "compiler", "sequences", "numerics", "nodes", "host"]
-SLOTS: tuple[Slot, ...] = ("kernels", "compiler", "sequences", "numerics", "nodes", "host")
+Slot = Literal["kernels", "compiler", "sequences", "numerics", "nodes", "gradients", "host"]
+SLOTS: tuple[Slot, ...] = ("kernels", "compiler", "sequences", "numerics", "nodes", "gradients", "host")
 """An engine has at most one technique per slot; its key lists them in this order."""
 
 
@@ -154,6 +154,8 @@ class Technique:
     first_differs = False
     """The first micro-step of an optimizer step takes another time than the following ones. `RankTechnique` says so
     too."""
+    only_accumulates = False
+    """Without accumulation an engine with it is the same as without."""
     is_tried_everywhere = True
     """It is tried on every rung that it suits; otherwise `engines` decides."""
 

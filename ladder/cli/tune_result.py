@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,10 @@ def _print_answer(done: TuneOutput, console: Console) -> None:
             console.print(f"[bold]{escape(said)}[/]")
         if done.result.answer and (near := not_told_apart(done.result.space, done.result.records, done.result.answer)):
             console.print(escape(near))
+        if (first := done.result.first) and first.proof.candidate_key != answer.candidate.key:
+            ahead = answer.tokens_per_second / (first.proof.tokens_per_second or math.inf)
+            rest = f"the {done.result.seconds - first.seconds:.0f} s after it found one {ahead:.2f} times as fast"
+            console.print(f"The first answer was proven after {first.seconds:.0f} s; {rest}.")
         for warning in answer.warnings:
             console.print(f"[yellow]Warning:[/] {escape(warning)}.")
         _print_plain(done, console, answer)

@@ -17,16 +17,17 @@ from ladder.candidates import checkpointing_name, variant_name
 from ladder.emit.answer import Answer
 from ladder.errors import UsageError
 from ladder.machine.host import environment_of_a_cpu_rank
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import TECHNIQUES
 from ladder.units import gib
-from ladder.workload.workload import Dtype, ModelShape, OptimizerName, Task, Workload
+from ladder.workload.workload import Dtype, ModelShape, Task, Workload
 
 SCHEMA_VERSION = 1
 """Version of best_config.json's format. Chosen: it is increased when older versions would misread a file."""
 SECTION = "ladder"
 
-_WORDS = {"task": Task, "dtype": Dtype, "optimizer": OptimizerName}
+_WORDS = {"task": get_args(Task), "dtype": get_args(Dtype), "optimizer": OPTIMIZERS}
 _PARTLY = {"lora", "load_in", "prepare_kbit", "freeze"}
 _WORKLOAD = {*_WORDS, *_PARTLY, "seq_len", "global_batch_size", "gradient_clipping"}
 _AUTO = re.compile(r"\\*auto")
@@ -273,7 +274,7 @@ def _is_known(section: Mapping[str, Any]) -> bool:
     try:
         workload = section["workload"]
         candidate = candidate_of(candidate_key_in(section), workload["global_batch_size"])
-        named = [workload[name] in get_args(words) for name, words in _WORDS.items()]
+        named = [workload[name] in words for name, words in _WORDS.items()]
         return candidate.engine.rung.name == section["rung"] and all(named) and workload.keys() <= _WORKLOAD
     except (AttributeError, LookupError, TypeError, ValueError):
         return False

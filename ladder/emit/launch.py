@@ -16,17 +16,11 @@ from ladder.emit.nodes import finding, on_this_node, torchrun_options
 from ladder.emit.settings import settings_of
 from ladder.emit.trainer import least_transformers, trainer_arguments, trainer_command_line
 from ladder.machine.interpreter import is_own, ranks_python
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import format_bytes
 from ladder.workload.script import Script
 from ladder.workload.workload import Workload, mixed_precision
-
-# Without `fused`, an optimizer step makes copies of up to twice the bytes that it updates; trials use `fused`.
-_OPTIMIZERS = {
-    "adamw": "torch.optim.AdamW(…, fused=True)",
-    "adam": "torch.optim.Adam(…, fused=True)",
-    "sgd": "torch.optim.SGD(…)",
-}
 
 
 def launch_script(answer: Answer, paths: OutputPaths) -> str:
@@ -273,7 +267,7 @@ as the only one and gives all of them the same data."""
 def _optimizer(answer: Answer) -> str:
     name = answer.workload.optimizer
     special = (technique.optimizer(name) for technique in answer.candidate.engine.techniques)
-    return next(filter(None, special), _OPTIMIZERS[name])
+    return next(filter(None, special), OPTIMIZERS[name].in_torch)
 
 
 def _of_a_script(answer: Answer) -> str:
@@ -290,11 +284,11 @@ def _client_optimizer(answer: Answer) -> str:
     """The optimizer that DeepSpeed needs from a script; the Trainer and accelerate handle it themselves."""
     if answer.learning_rate is not None:
         return "\nThe configuration has its optimizer."
-    if answer.candidate.engine.rung.offload_optimizer == "none" or answer.workload.optimizer == "sgd":
+    on_host = OPTIMIZERS[answer.workload.optimizer].on_host
+    if answer.candidate.engine.rung.offload_optimizer == "none" or not on_host:
         return f"\nIts optimizer is {_optimizer(answer)}, as it was measured."
-    adamw_mode = answer.workload.optimizer == "adamw"
     return f"""
-With its optimizer offloaded it must be deepspeed.ops.adam.DeepSpeedCPUAdam(…, adamw_mode={adamw_mode}); \
+With its optimizer offloaded it must be {on_host}; \
 DeepSpeed refuses a torch optimizer here."""
 
 

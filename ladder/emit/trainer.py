@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 
 from ladder.emit.answer import Answer
 from ladder.emit.settings import Settings, settings_of
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.workload.workload import Dtype
 
 CHECKPOINTING = "gradient_checkpointing"
@@ -114,11 +115,4 @@ def _checkpointing_name(transformers: str) -> str:
 
 def _optimizer(settings: Settings) -> dict[str, Any]:
     """The Trainer's name for the optimizer that was measured, unless that is a script's own."""
-    if settings.optimizer is None:
-        return {}
-    if settings.optimizer == "sgd":
-        return {"optim": "sgd"}
-    # If the optimizer is offloaded, accelerate replaces torch's by DeepSpeedCPUAdam.
-    adamw = {"optim": "adamw_torch_fused"}
-    # The Trainer has no plain Adam; AdamW without weight decay is the same.
-    return adamw | {"weight_decay": 0.0} if settings.optimizer == "adam" else adamw
+    return {} if settings.optimizer is None else OPTIMIZERS[settings.optimizer].trainer_arguments()

@@ -105,6 +105,8 @@ class TrialSpec:
     task: Task
     seq_len: int
     optimizer: OptimizerName
+    optimizer_module: str = ""
+    """The module that ranks import to make it; empty where a script makes its own."""
     dtype: Literal["bf16", "fp16", "fp32"]
     lora: dict[str, Any] | None = None
     """The arguments of peft's LoraConfig; None trains the model's own weights."""

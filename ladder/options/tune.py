@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
 from ladder.errors import UsageError
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.options.declaring import Option, Switches
 from ladder.options.generation import GenerationOptions
 from ladder.options.kinds import DURATION, LORA, SIZE, above_zero, kind_of, number, one_of, text_of, whole
@@ -175,7 +176,9 @@ class WorkloadOptions:
             "Precision of the training.", WORKLOAD, unset="a script's own, otherwise bf16, or fp16 on GPUs without it"
         ),
     ] = None
-    optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD)] = "adamw"
+    optimizer: Annotated[OptimizerName, Option("The optimizer of your training.", WORKLOAD, one_of(OPTIMIZERS))] = (
+        "adamw"
+    )
     lora: Annotated[
         Lora | None,
         Option(

@@ -116,6 +116,7 @@ class Space(Problem):
             candidate
             for candidate in candidates_of(engine, self.sequences_per_rank * sharing, sizes)
             if self.workload.model.checkpoints or candidate.checkpointing == "off"
+            if candidate.accumulation > 1 or not any(each.only_accumulates for each in engine.techniques)
         ]
         ways = self.ways_of_checkpointing
         others = [other for way in ways for other in way.candidates(self, usual, self.predicted_peak)]

@@ -63,6 +63,7 @@ class PlainClock(StepClock):
 
     def _reduce(self, elements: int, *, boundary: bool) -> None:
         """DDP sends full buckets, FSDP2 each unit; before the boundary, gradients are added to a sum."""
+        boundary |= self._assignment.effects.divides_gradients
         if not boundary:
             summed = _SUMMED if self._assignment.stage else _SUMMED_IN_FP32
             self._gpu += summed * elements / self._rig.chip.memory

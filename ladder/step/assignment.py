@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Candidate, Effects
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.step.counted import Device, counted_block
 from ladder.step.gathering import Gathering
 from ladder.step.ledger import Ledger
@@ -191,7 +192,7 @@ class Assignment(ABC):
     @property
     def moments(self) -> int:
         """Tensors of optimizer state: Adam's two, or none."""
-        return 0 if self.workload.optimizer == "sgd" else 2
+        return OPTIMIZERS[self.workload.optimizer].moments
 
     @property
     def bucket(self) -> int:

@@ -18,7 +18,7 @@ from ladder.step.counted import (
     usual_block,
 )
 from ladder.step.operation import Block, Operation
-from ladder.step.partly_trained import PartlyTrained
+from ladder.step.partly_trained import PartlyTrained, scaled_to
 from ladder.workload.modules import Module
 from ladder.workload.workload import CountedBlock, ModelShape, Workload
 
@@ -53,7 +53,7 @@ class Network:
     def blocks(self) -> tuple[Block, ...]:
         """All transformer blocks, from the input on."""
         plain = (Block(self.block),) * self.model.num_layers
-        blocks = plain if self._parts is None else self._beside_adapters(self._parts.blocks(self.block))
+        blocks = plain if self._parts is None else self._parts.blocks(self.block, self.counted)
         if self._autocast is None:
             return blocks
         changed = self._autocast.blocks(blocks)
@@ -62,30 +62,11 @@ class Network:
             return changed
         # One that trains everything was counted, or one that trains adapters alone.
         like = changed[-1:] if self.workload.prepare_kbit else self._autocast.blocks([Block(self.block)])
-        factor = wanted / sum(each.saves for each in like[0].operations if not each.beside)
-        scaled = {block: _with_saves(block, factor) for block in set(changed)}
+        scaled = {
+            block: replace(block, operations=scaled_to(wanted, block.operations, like[0].operations))
+            for block in set(changed)
+        }
         return tuple(scaled[block] for block in changed)
-
-    def _beside_adapters(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        """`blocks` that beside adapters keep what was counted, without what only their weights' gradients need and with
-        what adapters read."""
-        like = next((each for each in blocks if any(operation.beside for operation in each.operations)), None)
-        if self.workload.lora is None or like is None:
-            return blocks
-        read = {each.reads: each for each in self._reading if not each.is_kept}
-        counted = self.counted
-        wanted = counted.kept + counted.kept_by_length * self.workload.seq_len - counted.kept_for_weights
-        wanted += self.workload.width * sum(each.inputs * _passes(each) for each in read.values())
-        factor = wanted / sum(each.saves for each in like.operations if not each.beside)
-        scaled = {block: _with_saves(block, factor) for block in set(blocks)}
-        return tuple(scaled[block] for block in blocks)
-
-    @property
-    def _reading(self) -> tuple[Module, ...]:
-        """A block's layers whose inputs adapters or functions of 8 bits keep; dropout makes a copy of its own."""
-        weights, lora = self.workload.weights, self.workload.lora
-        adapted = () if lora is not None and lora.dropout else weights.adapted
-        return (*adapted, *(weights.packed if self.workload.load_in == "8bit" else ()))
 
     @cached_property
     def _autocast(self) -> Autocast | None:
@@ -389,18 +370,3 @@ class Network:
         """Bytes of dropout's mask per output value of attention or MLP."""
         rate = self.model.config.get("dropout", self.model.config.get("resid_pdrop", 0.1))
         return 0.0 if self.model.gated_mlp or not rate else 1.0
-
-
-def _passes(module: Module) -> float:
-    """How often a token passes through `module`: through several experts."""
-    return module.count * module.share if module.kind == "experts" else 1.0
-
-
-def _with_saves(block: Block, factor: float) -> Block:
-    """`block` whose operations save so many times as much, but for those of adapters."""
-    return replace(
-        block,
-        operations=tuple(
-            each if each.beside else replace(each, saves=each.saves * factor) for each in block.operations
-        ),
-    )

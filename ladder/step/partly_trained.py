@@ -13,7 +13,7 @@ from dataclasses import replace
 from ladder.step.operation import Block, Operation
 from ladder.workload.modules import Module
 from ladder.workload.trained import BYTES_OF_A_WEIGHT, adapted_of, adapter_elements, frozen_of
-from ladder.workload.workload import Workload
+from ladder.workload.workload import CountedBlock, Workload
 
 
 class PartlyTrained:
@@ -21,7 +21,7 @@ class PartlyTrained:
 
     def __init__(self, workload: Workload) -> None:
         self._lora, self._load_in = workload.lora, workload.load_in
-        self._width = workload.width
+        self._width, self._length = workload.width, workload.seq_len
         self._num_layers, self._tied = workload.model.num_layers, workload.model.tied
         self._trains_head = workload.weights.trains_head
         self._matrices = [each for each in workload.model.modules if each.size and each.share and each.elements]
@@ -30,8 +30,8 @@ class PartlyTrained:
         frozen = uncopied if workload.lora is not None else frozen_of(workload.freeze, self._matrices)
         self._targets, self._frozen = frozenset(targets), frozenset(frozen)
 
-    def blocks(self, plain: Sequence[Operation]) -> tuple[Block, ...]:
-        """All blocks, from the operations of one that is trained; equal ones are one object."""
+    def blocks(self, plain: Sequence[Operation], counted: CountedBlock) -> tuple[Block, ...]:
+        """All blocks, from the operations of one that is trained and was `counted`; equal ones are one object."""
         own: dict[int, list[Module]] = {layer: [] for layer in range(self._num_layers)}
         for matrix in self._matrices:
             if matrix.layer is not None:
@@ -42,7 +42,8 @@ class PartlyTrained:
             kinds = [(m.reads, m.inputs, m.outputs, m in self._frozen, m in self._targets) for m in matrices]
             kind = (layer >= first, *kinds)
             if kind not in known:
-                known[kind] = Block(tuple(self._operations(plain, matrices)), reached=layer >= first)
+                operations = self._as_counted(self._operations(plain, matrices), matrices, counted)
+                known[kind] = Block(operations, reached=layer >= first)
             blocks.append(known[kind])
         return tuple(blocks)
 
@@ -74,7 +75,7 @@ class PartlyTrained:
     def _operations(self, plain: Sequence[Operation], matrices: Sequence[Module]) -> list[Operation]:
         """The operations of a block with these matrices."""
         trains = any(each not in self._frozen for each in matrices)
-        needed = {each.reads for each in matrices if self._needs_input(each)}
+        needed = {each.reads for each in matrices if each not in self._frozen or self._keeps_input(each)}
         operations, held = list[Operation](), set[str]()
         of = _matrix_of(plain, matrices)
         for place, operation in enumerate(plain):
@@ -93,10 +94,22 @@ class PartlyTrained:
                 operations.append(operation if trains else _frozen(operation))
         return operations
 
-    def _needs_input(self, matrix: Module) -> bool:
-        """Whether what the layer reads is saved; dropout makes a copy of its own."""
+    def _as_counted(
+        self, operations: Sequence[Operation], matrices: Iterable[Module], counted: CountedBlock
+    ) -> tuple[Operation, ...]:
+        """Beside adapters a block keeps what was counted, without what only its weights' gradients need and with what
+        adapters read."""
+        if not any(each.beside for each in operations):
+            return tuple(operations)
+        read = {each.reads: each for each in matrices if self._keeps_input(each) and not each.is_kept}
+        wanted = counted.kept + counted.kept_by_length * self._length - counted.kept_for_weights
+        wanted += self._width * sum(each.inputs * _passes(each) for each in read.values())
+        return scaled_to(wanted, operations, operations)
+
+    def _keeps_input(self, matrix: Module) -> bool:
+        """Whether an adapter keeps what the layer reads, or a function of 8 bits; dropout makes a copy of its own."""
         reads = matrix in self._targets and (self._lora is None or not self._lora.dropout)
-        return matrix not in self._frozen or reads or self._holds_input(matrix)
+        return reads or self._holds_input(matrix)
 
     def _holds_input(self, matrix: Module) -> bool:
         """In 8 bits the layer's function keeps its input for nothing, beside what autograd saves and can drop."""
@@ -167,6 +180,17 @@ class PartlyTrained:
             replace(biases, others=free),
             Operation(name="others", others=biases.others - free, trained=False, kernels=0),
         ]
+
+
+def scaled_to(wanted: float, operations: Iterable[Operation], like: Iterable[Operation]) -> tuple[Operation, ...]:
+    """`operations` that save as many times as much as makes those `like` them save `wanted`, but for adapters'."""
+    factor = wanted / sum(each.saves for each in like if not each.beside)
+    return tuple(each if each.beside else replace(each, saves=each.saves * factor) for each in operations)
+
+
+def _passes(module: Module) -> float:
+    """How often a token passes through `module`: through several experts."""
+    return module.count * module.share if module.kind == "experts" else 1.0
 
 
 def _matrix_of(plain: Sequence[Operation], matrices: Sequence[Module]) -> Mapping[int, Module]:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import Candidate, Consent, Effects, Library, Problem, Rung, Technique, Terms
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.workload.workload import Workload
 
 MOST_ELEMENTS = 1 << 31
 """A tensor for bitsandbytes 0.50 must have fewer elements: its kernels use 32-bit indices, which wrap silently."""
-_CALLS = {"adamw": "bitsandbytes.optim.AdamW8bit(…)", "adam": "bitsandbytes.optim.Adam8bit(…)"}
 
 
 class Adam8Bit(Technique):
@@ -33,9 +33,11 @@ class Adam8Bit(Technique):
     changes_numerics = True
 
     def refusal(self, workload: Workload, device: str) -> str:
-        if workload.optimizer != "sgd":
+        optimizer = OPTIMIZERS[workload.optimizer]
+        if optimizer.in_8_bits:
             return ""
-        return f"--allow {self.name} has no effect with --optimizer sgd, which has no moments; leave it out."
+        why = "bitsandbytes does not have in 8 bits" if optimizer.moments else "has no moments"
+        return f"--allow {self.name} has no effect with --optimizer {optimizer.name}, which {why}; leave it out."
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """Stages 1 and 2 update a rank's share as one tensor, which may be too long; stage 3 uses smaller ones.
@@ -44,7 +46,8 @@ class Adam8Bit(Technique):
         """
         share = -(-problem.workload.model.num_parameters // problem.world_size)
         is_short = rung.stage == 3 or share < MOST_ELEMENTS
-        return rung.states_on_gpu and problem.workload.optimizer != "sgd" and problem.device == "cuda" and is_short
+        has_class = bool(OPTIMIZERS[problem.workload.optimizer].in_8_bits)
+        return rung.states_on_gpu and has_class and problem.device == "cuda" and is_short
 
     def configure(self, config: dict[str, Any]) -> None:
         config["zero_allow_untested_optimizer"] = True  # DeepSpeed does not list it as tested with ZeRO
@@ -57,7 +60,7 @@ class Adam8Bit(Technique):
         return {"optim": "adamw_bnb_8bit"}
 
     def optimizer(self, name: str) -> str:
-        return _CALLS[name]
+        return f"bitsandbytes.optim.{OPTIMIZERS[name].in_8_bits}(…)"
 
 
 ADAM_8BIT = Adam8Bit()

@@ -9,6 +9,7 @@ from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
 from ladder.techniques.bound_cores import BIND_CORES
 from ladder.techniques.compiled import COMPILE, COMPILE_WHOLE
+from ladder.techniques.divided_gradients import DIVIDED_GRADIENTS
 from ladder.techniques.fp8 import FP8
 from ladder.techniques.hpz import HPZ
 from ladder.techniques.hybrid import HYBRID
@@ -28,6 +29,7 @@ TECHNIQUES = Registry[Technique](
     ULYSSES,
     HPZ,
     HYBRID,
+    DIVIDED_GRADIENTS,
     UNCHECKED_GRADIENTS,
     BIND_CORES,
 )

@@ -5,3 +5,4 @@ from typing import TypedDict
 class Switches(TypedDict, total=False):
     liger: bool | None
     hybrid: bool | None
+    divided_gradients: bool | None

@@ -16,12 +16,10 @@ from transformers.integrations import HfDeepSpeedConfig
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model_class import auto_class, model_config, of_dtype
+from ladder.trial.optimizers import optimizer_of
 from ladder.trial.partly import only_partly_trained
 from ladder.trial.techniques import techniques_of
 
-# Learning rates at which a few steps on one batch change its loss visibly. A step of Adam is as long as the rate, one
-# of SGD as long as the gradient, which `tuning.parity` clips to 1. Losses of two layers fell by 15 to 70 % in 4 steps.
-_PARITY_RATES = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1.0}
 _REACH_OF_A_STEP, _MOST_TIMES = 8000.0, 20.0
 """How far a step may move what adapters add, in units of the usual rate; and the most times that rate. Measured with
 128 to 2048 hidden values and ranks of 4 to 256: losses then fall by 8 % or more in ten steps and differ by 0.8 % at
@@ -181,23 +179,17 @@ def _has_decoder(spec: TrialSpec) -> bool:
 
 
 def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that the Trainer and accelerate would use: DeepSpeedCPUAdam if offloaded, otherwise torch's."""
+    """The optimizer that the Trainer and accelerate would use: DeepSpeed's own if offloaded, otherwise torch's."""
+    usual = optimizer_of(spec)
     groups = _parameter_groups(parameter for parameter in model.parameters() if parameter.requires_grad)
-    rate = _PARITY_RATES[spec.optimizer] if spec.parity else 1e-5
+    rate = usual.rate_of_comparison if spec.parity else 1e-5
     rate *= _times_for_adapters(spec.lora, model) if spec.parity and spec.lora is not None else 1
-    offloaded = "offload_optimizer" in spec.deepspeed.get("zero_optimization", {})
-    if spec.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate)
-    if offloaded:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, lr=rate, adamw_mode=spec.optimizer == "adamw")
-        return optimizer
+    if "offload_optimizer" in spec.deepspeed.get("zero_optimization", {}):
+        return usual.make_for_host(groups, rate)
     for technique in techniques_of(spec):
         if (special := technique.make_optimizer(groups, rate, spec)) is not None:
             return special
-    cls = torch.optim.AdamW if spec.optimizer == "adamw" else torch.optim.Adam
-    return cls(groups, lr=rate, fused=True)  # the Trainer's default too; without `fused` the step copies whole states
+    return usual.make(groups, rate)
 
 
 def _times_for_adapters(lora: dict[str, Any], model: Any) -> float:

@@ -182,6 +182,15 @@ def _log_of(record: Record) -> str:
     return f"its output is in trials/{record.trial}/rank{record.outcome.rank or 0}.log of the run folder"
 
 
+def write_first(prepared: Prepared, result: TuneResult, venue: Venue, tell: Subscriber) -> None:
+    """Write the answer that is proven while the search goes on, and say so. A script's words take looks: not yet."""
+    written = _write(prepared, result, venue, tell, in_words=False)
+    found = written.answer or written.plain
+    if found is not None:
+        said = f"First answer: {found.candidate.key}, {found.tokens_per_second:,.0f} tokens/s in its proof"
+        tell(Note(f"{said}, is in {written.files[0].name}. The search for a faster one goes on; Ctrl-C ends it."))
+
+
 def deliver(
     prepared: Prepared,
     result: TuneResult,
@@ -190,22 +199,8 @@ def deliver(
     tell: Subscriber,
 ) -> TuneOutput:
     """Write the answer's files and the reports."""
-    answer = None
-    of_deepspeed, faster = told(result.records, result.space.tolerance)
-    paths = OutputPaths.beside(prepared.options.output)
-    plain = _answer(prepared, result, faster, venue) if faster is not None else None
-    if plain is not None:
-        plain_paths = OutputPaths.beside(plain_output(paths.config))
-        plain = _said_in_own_words(plain, prepared, plain_paths, venue, tell)
-    if of_deepspeed is not None:
-        found = _answer(prepared, result, of_deepspeed, venue)
-        found = replace(found, learning_rate=prepared.options.with_optimizer, plain=plain)
-        answer = _said_in_own_words(found, prepared, paths, venue, tell)
-    texts: dict[Path, str] = {}
-    for each in filter(None, (answer, plain)):
-        texts |= files_of(each, paths.config)
-    kept = keep_others(texts, prepared.run_dir / "written.json")
-    files = write_files(texts)
+    written = _write(prepared, result, venue, tell)
+    answer = written.answer
     reported = ReportedRun(
         folder=prepared.run_dir,
         space=result.space,
@@ -220,13 +215,46 @@ def deliver(
     return TuneOutput(
         result=result,
         answer=answer,
-        files=files,
-        kept=kept,
+        files=written.files,
+        kept=written.kept,
         run_dir=prepared.run_dir,
         trial_seconds=trial_seconds,
         simulated=venue.paper_name,
-        plain=plain,
+        plain=written.plain,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """The answers in files."""
+
+    answer: Answer | None
+    plain: Answer | None
+    files: list[Path]
+    kept: Sequence[Path]
+
+
+def _write(
+    prepared: Prepared, result: TuneResult, venue: Venue, tell: Subscriber, *, in_words: bool = True
+) -> _Written:
+    """Write the answers' files, with a script's own words if `in_words`."""
+
+    def said(found: Answer, paths: OutputPaths) -> Answer:
+        return _said_in_own_words(found, prepared, paths, venue, tell) if in_words else found
+
+    of_deepspeed, faster = told(result.records, result.space.tolerance)
+    paths, answer = OutputPaths.beside(prepared.options.output), None
+    plain = _answer(prepared, result, faster, venue) if faster is not None else None
+    if plain is not None:
+        plain = said(plain, OutputPaths.beside(plain_output(paths.config)))
+    if of_deepspeed is not None:
+        found = _answer(prepared, result, of_deepspeed, venue)
+        answer = said(replace(found, learning_rate=prepared.options.with_optimizer, plain=plain), paths)
+    texts: dict[Path, str] = {}
+    for each in filter(None, (answer, plain)):
+        texts |= files_of(each, paths.config)
+    kept = keep_others(texts, prepared.run_dir / "written.json")
+    return _Written(answer=answer, plain=plain, files=write_files(texts), kept=kept)
 
 
 def _said_in_own_words(

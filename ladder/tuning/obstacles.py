@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ladder.backends.registry import RUNGS_BY_NAME, backend_of
+from ladder.backends.registry import backend_of
 from ladder.candidates import Rung
 from ladder.machine.described import Machine
 from ladder.machine.interpreter import version_of
@@ -13,6 +13,7 @@ from ladder.machine.machine import unsupported_reason
 from ladder.machine.nvme import nvme_shortage
 from ladder.machine.versions import is_within
 from ladder.tuning.operators import OperatorMissingError
+from ladder.tuning.problem import place_obstacle
 from ladder.workload.workload import Workload
 
 
@@ -48,7 +49,7 @@ def flaw_of(rung: Rung, workload: Workload) -> str:
     """Why what is installed cannot train `rung`, or trains it wrongly; empty if it can."""
     if package := missing_package(rung):
         return f"{package} is not installed; `pip install {package}`"
-    for flaw in backend_of(rung).flaws:
+    for flaw in backend_of(rung).flaws(workload):
         if flaw.concerns(workload, rung) and is_within(version := version_of(flaw.package), flaw.versions):
             return f"{flaw.package} {version} {flaw.why}; install another version than {flaw.versions}"
     return ""
@@ -63,23 +64,3 @@ def _obstacle(rung: Rung, machine: Machine, workload: Workload) -> str | None:
     if reason is None and machine.nvme_path is not None and machine.nvme_write_speed is not None:
         reason = nvme_shortage(rung, workload, machine.nvme_path, machine.nvme_write_speed)
     return reason
-
-
-def place_obstacle(rung: Rung, machine: Machine, workload: Workload) -> str:
-    """Why `rung` is not tried with so many ranks as `machine` has; empty if it is."""
-    has_script = workload.script is not None
-    return backend_of(rung).place_obstacle(rung, machine.device, machine.world_size, own_script=has_script)
-
-
-def split_supported(
-    rungs: Collection[Rung], machine: Machine, workload: Workload
-) -> tuple[list[Rung], dict[Rung, str]]:
-    """The `rungs` that work for `workload` on `machine`, in the documented order, and the others with the reason."""
-    reasons = {
-        rung: place_obstacle(rung, machine, workload)
-        or machine.unsupported.get(rung.name)
-        or backend_of(rung).obstacle(workload, rung)
-        for rung in rungs
-    }
-    unsupported = {rung: reason for rung, reason in reasons.items() if reason}
-    return [rung for rung in RUNGS_BY_NAME.values() if rung in rungs and rung not in unsupported], unsupported

@@ -17,6 +17,7 @@ from ladder.launch.base import Deadlines
 from ladder.launch.counting import counting
 from ladder.machine.described import Machine
 from ladder.machine.interpreter import version_of
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.options.tune import WorkloadOptions
 from ladder.text import shown
 from ladder.tuning.precision import dtype_of
@@ -176,7 +177,7 @@ def _require_whole_groups(facts: ScriptFacts, batch: int, world_size: int) -> No
 def optimizer_in(script: Script) -> OptimizerName:
     """What its optimizer counts as in predictions."""
     name = script.facts.optimizer.lower()
-    return next((known for known in ("adamw", "adam", "sgd") if known in name), "adamw")
+    return next((known for known in OPTIMIZERS if known in name), Workload.optimizer)
 
 
 def suits_script(technique: Technique, script: Script) -> bool:

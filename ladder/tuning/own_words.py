@@ -52,7 +52,9 @@ def _may_be_told(answer: Answer, facts: ScriptFacts) -> bool:
     by_accelerate = facts.kind == "accelerate" or not of_deepspeed
     is_overlooked = answer.device == "cpu" and by_accelerate and (of_deepspeed or engine.rung.stage > 0)
     if facts.kind == "trainer":
-        beyond = any(technique.binds_cores or not technique.trainer_arguments() for technique in engine.techniques)
+        said = [(technique.binds_cores, technique.trainer_arguments()) for technique in engine.techniques]
+        # A dictionary would take the place of the script's own, with all that it says.
+        beyond = any(binds or not told or dict in map(type, told.values()) for binds, told in said)
     else:
         beyond = any(technique.binds_cores or technique.rank_module for technique in engine.techniques)
     # DeepSpeed refuses torch's optimizers there; accelerate and trials put its own in their place.

@@ -21,6 +21,7 @@ from ladder.machine.cache import cache_folder, keep
 from ladder.machine.described import Machine
 from ladder.machine.known_machine import facts_of
 from ladder.machine.versions import package_versions
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import digest_of
 from ladder.tuning.tune_events import Note, Subscriber
@@ -92,8 +93,8 @@ def parity_trial(spec: TrialSpec, model: ModelShape, *, same_data: bool = False)
     changes |= {"same_data": same_data, "seq_len": min(spec.seq_len, _TOKENS - _TOKENS % spec.world_size)}
     # Without a speed to beat: slow candidates would be timed for fewer steps, and all losses are needed.
     changes["candidates"] = tuple(replace(each, beat_step_seconds=None) for each in spec.candidates)
-    if spec.optimizer == "sgd":  # without clipping its steps may be too short to see or too long to compare
-        changes["deepspeed"] = spec.deepspeed | {"gradient_clipping": 1.0}
+    if (clipping := OPTIMIZERS[spec.optimizer].clipping_of_comparison) is not None:
+        changes["deepspeed"] = spec.deepspeed | {"gradient_clipping": clipping}
     return replace(spec, **changes)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import SLOTS, Engine, Problem, Rung, Technique, divisors, engines_having
 from ladder.errors import UsageError
 from ladder.search.space import Space
 from ladder.text import digest_of
-from ladder.tuning.obstacles import split_supported
 from ladder.workload.shapes import depth_of
 from ladder.workload.workload import Workload
 
@@ -121,6 +121,26 @@ def _engines_of(rung: Rung, problem: Problem, techniques: Sequence[Technique]) -
         of_slot = [each for each in techniques if each.slot == slot and each.is_tried_everywhere]
         engines += [new for engine in engines for each in of_slot for new in engines_having(each, [engine], problem)]
     return engines
+
+
+def place_obstacle(rung: Rung, machine: Machine, workload: Workload) -> str:
+    """Why `rung` is not tried with so many ranks as `machine` has; empty if it is."""
+    has_script = workload.script is not None
+    return backend_of(rung).place_obstacle(rung, machine.device, machine.world_size, own_script=has_script)
+
+
+def split_supported(
+    rungs: Collection[Rung], machine: Machine, workload: Workload
+) -> tuple[list[Rung], dict[Rung, str]]:
+    """The `rungs` that work for `workload` on `machine`, in the documented order, and the others with the reason."""
+    reasons = {
+        rung: place_obstacle(rung, machine, workload)
+        or machine.unsupported.get(rung.name)
+        or backend_of(rung).obstacle(workload, rung)
+        for rung in rungs
+    }
+    unsupported = {rung: reason for rung, reason in reasons.items() if reason}
+    return [rung for rung in RUNGS_BY_NAME.values() if rung in rungs and rung not in unsupported], unsupported
 
 
 def run_fingerprint(

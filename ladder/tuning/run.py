@@ -29,7 +29,7 @@ from ladder.search.policy import STRATEGIES, answer
 from ladder.search.rehearsal import in_words, price
 from ladder.search.relevance import relevant
 from ladder.search.space import Space, of_main_backend
-from ladder.tuning.answering import TuneOutput, deliver
+from ladder.tuning.answering import TuneOutput, deliver, write_first
 from ladder.tuning.known import learn
 from ladder.tuning.obstacles import missing_package, obstacles, without_operator
 from ladder.tuning.operators import OperatorMissingError
@@ -100,7 +100,7 @@ def _search(
         place = opened
         while True:
             try:
-                result = _search_at(place, prepared, history, on_paper, tell, cancelled)
+                result = _search_at(place, prepared, history, venue, tell, cancelled)
                 return result, history.trial_seconds(result.records)
             except OperatorMissingError as missing:
                 machine = without_operator(place.machine, prepared.rungs, workload, missing)
@@ -111,12 +111,12 @@ def _search_at(
     place: OpenVenue,
     prepared: Prepared,
     history: History,
-    on_paper: bool,
+    venue: Venue,
     tell: Subscriber,
     cancelled: Callable[[], bool],
 ) -> TuneResult:
     """Search among what `place` supports; OperatorMissingError if it turns out to support less."""
-    options = prepared.options
+    on_paper, options = venue.paper_name is not None, prepared.options
     space, unsupported = supported_space(prepared, place.machine)
     space = knowing_what_was_known(space, history.space)
     history.note_space(space_to_dict(space), {rung.name: reason for rung, reason in unsupported.items()})
@@ -143,6 +143,7 @@ def _search_at(
             after=0.0 if on_paper else _DELIVERY_SECONDS,
             save_folder=options.save_weights,
             knob_trials=knob_trials,
+            deliver=lambda result: write_first(prepared, result, venue, tell),
             comparisons=comparisons,
         )
 
@@ -171,7 +172,7 @@ def tune_in_turn(tuner: MakeTuner, space: Space, strategy: Strategy, *, knob_tri
     if first.cancelled:
         return first
     whole = tuner(space, first.seconds, 0).tune(strategy)
-    return replace(whole, answer=answer(whole.records))
+    return replace(whole, answer=answer(whole.records), first=first.first or whole.first)
 
 
 def _say_price(space: Space, strategy: Strategy, time_budget: float | None, tell: Subscriber) -> None:

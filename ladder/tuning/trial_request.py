@@ -14,6 +14,7 @@ from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
 from ladder.machine.nvme import step_patience
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.search.cost import (
     GENERATING_STEPS,
     PROOF_SECONDS,
@@ -116,6 +117,7 @@ def trial_spec(
         task=workload.task,
         seq_len=workload.seq_len,
         optimizer=workload.optimizer,
+        optimizer_module=OPTIMIZERS[workload.optimizer].rank_module,
         dtype=workload.dtype,
         **_partly_trained(workload),
         backend_module=backend_of(engine.rung).rank_module,

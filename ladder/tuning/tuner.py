@@ -11,8 +11,10 @@ from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Outcome, Record
 from ladder.events.step_policy import StepPolicy
 from ladder.runs.history import History
+from ladder.search.auto import auto
 from ladder.search.belief import believe
 from ladder.search.cost import COMPARISONS, expected_seconds
+from ladder.search.first_proof import first_proof
 from ladder.search.knobs import less_noise
 from ladder.search.policy import Measure, Prove, Stop, Strategy, answer, proof
 from ladder.search.script_faults import is_beyond_doubt
@@ -44,6 +46,17 @@ class TuneResult:
     seconds: float
     out_of_time: bool = False
     """The time budget ended the search, so candidates that were worth a trial may be left."""
+    first: FirstAnswer | None = None
+    """What was proven before the search went on."""
+
+
+@dataclass(frozen=True)
+class FirstAnswer:
+    """A candidate that was proven while the search went on."""
+
+    proof: Record
+    seconds: float
+    """Of the tune until then."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,6 +84,8 @@ class Tuner:
     """A wider space, of which trials run while an operator is built that the next trial of `space` needs."""
     knob_trials: int | None = 0
     """Settings of the winner's DeepSpeed knobs to try, as far as the time budget allows; None for those in doubt."""
+    deliver: Callable[[TuneResult], None] = lambda result: None
+    """Writes a first answer before the search goes on."""
     comparisons: Comparisons | None = None
     """Compares a candidate's losses with the reference engine's before its proof."""
     _trials: Trials = field(init=False)
@@ -80,6 +95,7 @@ class Tuner:
     _has_saved: bool = field(init=False, default=False)
     _is_late: bool = field(init=False, default=False)
     """The time budget has ended the search."""
+    _first: FirstAnswer | None = field(init=False, default=None)
     _unproven: str = field(init=False, default="")
     """What there was no time to prove, besides the answer."""
 
@@ -112,6 +128,9 @@ class Tuner:
         while self._prove() and not is_beyond_doubt(self.space, self._trials.records):
             stopped = self._search(strategy)
             self._turn_knobs()
+        return self._result(f"{stopped}{self._unproven}{self._overrun(self._trials.records)}")
+
+    def _result(self, stopped: str) -> TuneResult:
         records = self._trials.records
         return TuneResult(
             space=self.space,
@@ -119,10 +138,11 @@ class Tuner:
             records=records,
             answer=answer(records),
             best_so_far=fastest(less_noise(self.space, records)),
-            stopped=f"{stopped}{self._unproven}{self._overrun(records)}",
+            stopped=stopped,
             cancelled=self.cancelled(),
             seconds=self._seconds(),
             out_of_time=self._is_late,
+            first=self._first,
         )
 
     def _search(self, strategy: Strategy) -> str:
@@ -134,12 +154,29 @@ class Tuner:
             decision = self._decide(strategy, records)
             if isinstance(decision, Stop):
                 return decision.reason
+            if (first := self._first_proof(strategy, records)) is not None:
+                self._prove_first(first)
+                continue
             self._building.foresee(records)
             if meanwhile := self._building.before(decision, strategy, lambda: self._aside.records, self._time_left):
                 self._measure(meanwhile, self._aside)
             else:
                 self._measure(decision, self._trials)
         return "the tune was interrupted"
+
+    def _first_proof(self, strategy: Strategy, records: Sequence[Record]) -> Prove | None:
+        """The proof of a first answer, if the search goes on after it. Weights are saved of the last answer only."""
+        if strategy is not auto or self.save_folder is not None:
+            return None
+        found = first_proof(self.space, records, comparisons=self._num_comparisons)
+        return found if found is not None and self._may_prove(found) else None
+
+    def _prove_first(self, decision: Prove) -> None:
+        """Prove it, and write the answer at once."""
+        self._run_proof(decision)
+        if (found := proven(self._trials.records).get(decision.candidate.key)) is not None:
+            self._first = FirstAnswer(found, self._seconds())
+            self.deliver(self._result("the search goes on"))
 
     def _as_it_stands(self) -> Measure | None:
         """The first trial of a user's script: with nothing changed, if that is a candidate and there is time for it."""
@@ -178,9 +215,14 @@ class Tuner:
             return None
         return TimeLeft(
             seconds=self.time_budget - self.after - self._seconds(),
-            comparisons=COMPARISONS - self.comparisons.has_reference if self.comparisons is not None else 0,
+            comparisons=self._num_comparisons,
             taken=self.history.trial_seconds(records),
         )
+
+    @property
+    def _num_comparisons(self) -> int:
+        """Trials that compare losses before the next proof."""
+        return COMPARISONS - self.comparisons.has_reference if self.comparisons is not None else 0
 
     def _seconds(self) -> float:
         return self.spent + self.place.clock() - self._began

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ladder.optimizers.registry import OPTIMIZERS
+
 ScriptKind = Literal["trainer", "accelerate", "deepspeed"]
 """What a script trains with: the Trainer of transformers, or a loop of its own with accelerate or DeepSpeed."""
 KNOWN_OPTIONS = {"micro_batch": "per_device_train_batch_size", "accumulation": "gradient_accumulation_steps"}
@@ -237,15 +239,12 @@ class Script:
         return cls(command=tuple(values["command"]), facts=facts)
 
 
-_USUAL_OPTIMIZERS = {"adamw_torch", "adamw_torch_fused", "adamw_hf", "sgd"}
-_OFFLOADED_AS_THEY_ARE = {"", "adam", "adamw", "adamw_torch", "adamw_torch_fused", "sgd"}
-"""In lower case, as the Trainer names them or by their class; without a name, DeepSpeed makes its own."""
 _OUTPUT_OPTIONS = ("--output_dir", "--output-dir", "--save_dir", "--save-dir")
 
 
 def keeps_its_optimizer(kind: str, optimizer: str) -> bool:
     """Whether a script's optimizer of this name is told to no Trainer, but stays as the script makes it."""
-    return kind == "trainer" and optimizer not in _USUAL_OPTIMIZERS
+    return kind == "trainer" and all(optimizer not in each.trainer_names for each in OPTIMIZERS.values())
 
 
 def can_be_offloaded(facts: ScriptFacts) -> bool:
@@ -253,9 +252,11 @@ def can_be_offloaded(facts: ScriptFacts) -> bool:
 
     accelerate 1.15 puts DeepSpeed's Adam for the CPU in the place of any, without a word and without decoupled weight
     decay if it is not torch's AdamW (`map_pytorch_optim_to_deepspeed`); it leaves SGD, where the settings say so.
+    Without a name, DeepSpeed makes its own.
     """
     name = facts.optimizer.lower()
-    return name in _OFFLOADED_AS_THEY_ARE or (facts.kind == "deepspeed" and name == "deepspeedcpuadam")
+    stays = not name or any(name in each.offloaded_names for each in OPTIMIZERS.values())
+    return stays or (facts.kind == "deepspeed" and name == "deepspeedcpuadam")
 
 
 def replaced_by_offload(name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.text import digest_of
 from ladder.workload.lora import Lora
 from ladder.workload.modules import Module, expanded
@@ -15,7 +16,8 @@ from ladder.workload.trained import LoadIn, Weights, weights_of
 
 Task = Literal["causal-lm", "masked-lm", "seq2seq-lm"]
 Dtype = Literal["bf16", "fp16", "fp32"]
-OptimizerName = Literal["adamw", "adam", "sgd"]
+OptimizerName = str
+"""One of `optimizers.registry.OPTIMIZERS`."""
 Source = Literal["bundled", "hub", "folder", "file"]
 Computed = TypeVar("Computed")
 
@@ -190,7 +192,7 @@ class Workload:
         """Bytes of the optimizer's states for each trained parameter, of which it has the weight in `width` bytes."""
         counted = self.script.facts.counted if self.script else None
         if counted is None:
-            return 0.0 if self.optimizer == "sgd" else 2 * width
+            return OPTIMIZERS[self.optimizer].state_bytes(width)
         return counted.states if width == 4.0 else counted.states_of_16_bits
 
     @property

@@ -35,6 +35,7 @@ def failing_spec(name: str, folder: Path) -> TrialSpec:
         task="causal-lm",
         seq_len=32,
         optimizer="adamw",
+        optimizer_module="ladder.trial.optimizers.adamw",
         dtype="bf16",
         backend_module=backend_of(engine.rung).rank_module,
         deepspeed=deepspeed_config(workload, engine, micro_batch=1, accumulation=1, world_size=1, nvme_path=None),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.backends.base import Backend, EmittedTraining, StepTerms
 from ladder.backends.plain.step import Wrapped
-from ladder.backends.terms import terms_of
-from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
+from ladder.backends.plain.step_terms import plain_terms
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
@@ -21,7 +21,7 @@ NAME = "magic"
 
 class MadeUpBackend(Backend):
     name = NAME
-    rank_module = "helpers.made_up_backend_rank"
+    rank_module = "helpers.made_up_rank"
     rungs = (Rung("magic", 0, backend=NAME),)
     kind = "wrapped"
 
@@ -56,20 +56,8 @@ class MadeUpBackend(Backend):
         return Wrapped(workload, candidate, world_size, device)
 
     def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        known = terms_of(workload, candidate, world_size)
-        per_token = token_seconds(workload, candidate, machine, known) / 2
-        return StepTerms(
-            compute=known.tokens * per_token,
-            ramp=ramp_seconds(workload, candidate, machine, known, per_token),
-            launch=launch_seconds(workload, candidate, machine, known) / 2,
-            reduce=0.0,
-            gather=0.0,
-            exchange=0.0,
-            inputs=0.0,
-            hidden=0.0,
-            update=28.0 * workload.weights.trained / machine.device_bytes,
-            doubts=known.doubts,
-        )
+        usual = plain_terms(workload, candidate, world_size, machine)
+        return replace(usual, compute=usual.compute / 2, launch=usual.launch / 2)
 
     def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"use_magic": training.world_size}

@@ -12,6 +12,7 @@ from ladder.events.outcome import Measurement, Outcome, OutcomeKind, Record
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.machine.described import Gpu, Machine
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.tuning.trial_request import environment_of, rank_modules_of
 from ladder.units import GIB
 from ladder.workload.shapes import shape_from_config
@@ -117,7 +118,8 @@ def tiny_trial(
         model_config_json=TINY_CONFIG,
         task="causal-lm",
         seq_len=workload.seq_len,
-        optimizer="adamw",
+        optimizer=workload.optimizer,
+        optimizer_module=OPTIMIZERS[workload.optimizer].rank_module,
         dtype="bf16",
         backend_module=backend.rank_module,
         deepspeed=config,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.rehearsals import Rehearsals, rehearsals_of_held
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from ladder.errors import UsageError
+from ladder.trial.script.trainer import own_config
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +175,11 @@ def test_what_a_script_changes_of_its_arguments_later_counts_as_its_own(home: Re
     assert (script.facts.micro_batch, script.facts.accumulation, home.workload(script).global_batch_size) == (2, 4, 16)
     done = home.trial("odd_trainer.py", "late", proof=True)  # which finds out another micro-batch than 4
     assert (done.said, done.measured) == ("", 2)
+
+
+def test_what_a_script_says_to_accelerate_is_read_in_each_of_its_forms(tmp_path: Path) -> None:
+    said = {"split_batches": True, "even_batches": False}
+    (tmp_path / "own.json").write_text(json.dumps(said))
+    for form in (said, AcceleratorConfig(**said), json.dumps(said), str(tmp_path / "own.json")):
+        assert said.items() <= own_config(SimpleNamespace(accelerator_config=form)).items()
+    assert own_config(SimpleNamespace(accelerator_config=None)) == own_config(SimpleNamespace()) == {}

@@ -18,6 +18,7 @@ from helpers.engines import engine_trial, measured
 from ladder.candidates import HALF
 from ladder.events.protocol import TrialSpec
 from ladder.launch.operator_builds import build_operators
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.adam_8bit import MOST_ELEMENTS
 from ladder.techniques.keys import engine_named
 from ladder.trial.techniques import techniques_of
@@ -28,7 +29,7 @@ Change = Callable[[TrialSpec], TrialSpec]
 Losses = Callable[..., list[float]]
 
 STAGES = ("zero0", "zero2", "zero3")
-PLAIN = ("ddp", "fsdp2", "fsdp2+no-reshard")
+PLAIN = ("ddp", "fsdp2", "fsdp2+no-reshard+divided-gradients")
 NODES: dict[str, int] = {"ranks": 4, "accumulation": 3}
 """As on two nodes of two ranks; a node's copies of the weights are filled in the first of three micro-steps."""
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
@@ -68,7 +69,7 @@ def with_a_tied_head(spec: TrialSpec) -> TrialSpec:
 
 def with_sgd(spec: TrialSpec, clipping: float = 1.0) -> TrialSpec:
     config = spec.deepspeed | {"gradient_clipping": clipping, "zero_allow_untested_optimizer": True}
-    return replace(spec, optimizer="sgd", deepspeed=config)
+    return replace(spec, optimizer="sgd", optimizer_module=OPTIMIZERS["sgd"].rank_module, deepspeed=config)
 
 
 def in_proportion(spec: TrialSpec) -> TrialSpec:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from ladder.cli.main import main
+from ladder.options.tune import TuneOptions
 from ladder.simulation.paper_machine import machine_files
+from ladder.tuning.run import run_tune
+from ladder.tuning.tune_events import Note
 
 ON_PAPER = ["--launcher", "simulated", "--machine"]
 
@@ -44,6 +47,28 @@ def test_a_tune_on_paper_says_everywhere_that_nothing_was_run_and_started_again_
     assert tune() == 0
     assert "trial 0" not in capsys.readouterr().err
     assert json.loads((folder / "best_config.json").read_text())["ladder"] == section
+
+
+def test_a_long_search_proves_a_first_answer_which_is_left_when_it_is_interrupted(folder: Path) -> None:
+    said: list[str] = []
+    options = TuneOptions(model="llama-2-7b", gpus=2, launcher="simulated", machine="a100-40")
+    tell = lambda event: said.extend([event.text] if isinstance(event, Note) else [])  # noqa: E731
+    done = run_tune(options, tell, lambda: said[-1:] != [] and said[-1].startswith("First answer: "))
+    assert done.result.cancelled
+    assert done.result.first is not None
+    assert done.answer is not None
+    assert done.result.first.proof.candidate_key == done.answer.candidate.key
+    assert said[-1].endswith(
+        " tokens/s in its proof, is in best_config.json. The search for a faster one goes on; Ctrl-C ends it."
+    )
+    assert (
+        json.loads((folder / "best_config.json").read_text())["ladder"]["rung"]
+        == done.answer.candidate.engine.rung.name
+    )
+    whole = run_tune(options)
+    assert not whole.result.cancelled
+    assert whole.answer is not None
+    assert whole.answer.tokens_per_second >= done.answer.tokens_per_second
 
 
 def test_a_run_folder_of_one_paper_machine_is_not_taken_for_anothers(

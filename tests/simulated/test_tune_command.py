@@ -39,7 +39,7 @@ def test_a_tune_on_paper_probes_keeps_the_probes_and_goes_on_from_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     command = ["tune", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--launcher", "simulated"]
-    command += ["--machine", "h200", "--run-dir", "run"]
+    command += ["--machine", "a100-80", "--run-dir", "run"]
     shallow = []
     run_trial = SimulatedLauncher.run
 

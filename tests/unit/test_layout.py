@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from ladder.backends.registry import BACKENDS, RUNGS_BY_NAME
 from ladder.emit.exporters.registry import EXPORTERS
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
 
 TESTS = Path(__file__).parents[1]
@@ -83,7 +84,8 @@ def is_in(name: str, *rooms: str) -> bool:
 
 ROOMS = {type(backend).__module__.rpartition(".")[0] for backend in BACKENDS.values()}
 ROOMS |= {
-    type(each).__module__ for each in (*TECHNIQUES.values(), *WAYS_OF_CHECKPOINTING.values(), *EXPORTERS.values())
+    type(each).__module__
+    for each in (*TECHNIQUES.values(), *WAYS_OF_CHECKPOINTING.values(), *EXPORTERS.values(), *OPTIMIZERS.values())
 }
 """Of what is registered: a module each, or a backend's package."""
 
@@ -95,6 +97,12 @@ def test_only_its_registry_knows_the_room_of_a_backend_a_technique_or_an_exporte
     others = ["ladder.simulation.kinds"] if parent == "ladder.backends" else []
     known_to = [room, room.replace("ladder.", "ladder.trial.", 1), f"{parent}.registry", *others]
     assert [(name, other) for name, other in imports() if is_in(other, room) and not is_in(name, *known_to)] == []
+
+
+def test_no_file_compares_anything_with_the_name_of_an_optimizer() -> None:
+    nodes = [(name, node) for name, tree in product().items() for node in ast.walk(tree)]
+    compared = [(name, ast.unparse(node)) for name, node in nodes if isinstance(node, ast.Compare)]
+    assert [each for each in compared if set(re.findall(r"'(\w+)'", each[1])) & set(OPTIMIZERS)] == []
 
 
 def test_no_file_names_a_rung_or_asks_for_the_name_of_its_backend() -> None:

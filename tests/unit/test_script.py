@@ -357,14 +357,14 @@ ANY_SCRIPT = ["bf16-states", "hybrid", "unchecked-gradients", "bind-cores"]
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("trainer", ["liger", "compile", "compile-whole", "bf16-states", "adam-8bit", "fp8", *ANY_SCRIPT[1:]]),
-        ("accelerate", ANY_SCRIPT),
-        ("deepspeed", ANY_SCRIPT),
+        ("trainer", sorted({*TECHNIQUES} - {"ulysses", "hpz"})),
+        ("accelerate", sorted(ANY_SCRIPT)),
+        ("deepspeed", sorted(ANY_SCRIPT)),
     ],
 )
 def test_a_script_is_tried_only_with_what_it_can_be_told(kind: str, names: list[str]) -> None:
     script = make_script(kind=kind)
-    assert [name for name, technique in TECHNIQUES.items() if suits_script(technique, script)] == names
+    assert sorted(name for name, technique in TECHNIQUES.items() if suits_script(technique, script)) == names
 
 
 def test_a_technique_that_a_script_cannot_be_told_of_is_left_out_or_refused_if_it_was_allowed() -> None:

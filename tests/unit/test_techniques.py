@@ -19,7 +19,7 @@ from helpers.searches import BILLION, space_of
 from ladder.backends.deepspeed.config import deepspeed_config
 from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.candidates import CHECKPOINTING, Candidate, Problem
+from ladder.candidates import CHECKPOINTING, Candidate, Engine, Problem
 from ladder.emit import Answer, OutputPaths, accelerate_config, best_config, launch_environment, launch_script
 from ladder.emit.exporters.registry import exported
 from ladder.emit.settings import settings_in
@@ -30,6 +30,7 @@ from ladder.runs.snapshot import space_from_dict, space_to_dict
 from ladder.techniques.keys import candidate_of, engine_named, rung_of
 from ladder.techniques.registry import TECHNIQUES
 from ladder.tuning.problem import problem_of
+from ladder.units import GIB
 from ladder.workload.lora import Lora
 from ladder.workload.workload import Workload
 
@@ -41,6 +42,7 @@ ENGINES = [
     "zero3+liger+ulysses",
     "zero3+opt-cpu+liger+hpz=8",
     "fsdp2+hybrid=8",
+    "fsdp2+liger+divided-gradients",
     "ddp+compile-whole",
     "ddp+compile+fp8",
     "zero2+opt-cpu+bind-cores",
@@ -113,12 +115,29 @@ def test_a_way_of_checkpointing_needs_a_transformers_whose_trainer_has_it(versio
         ("bf16-states", {"zero1", "zero2", "zero3", "zero3+param-cpu"}),
         ("adam-8bit", {"zero1", "zero2", "zero3", "zero3+param-cpu"}),
         ("unchecked-gradients", {"zero1", "zero2"}),
+        ("divided-gradients", {"fsdp2", "fsdp2+no-reshard", "fsdp2+cpu"}),
         ("bind-cores", {rung.name for rung in RUNGS_BY_NAME.values() if rung.devices}),
     ],
 )
 def test_a_technique_is_tried_on_the_rungs_that_can_have_it(name: str, rungs: set[str]) -> None:
     problem = problem_of(BILLION, machine_with(2))
     assert {rung.name for rung in RUNGS_BY_NAME.values() if TECHNIQUES[name].gets_into(rung, problem)} == rungs
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch", "is_tried"), [(16 * GIB, 64, False), (7 * GIB, 64, True), (7 * GIB, 8, False), (GIB, 64, False)]
+)
+def test_gradients_are_divided_where_whole_ones_take_much_and_only_if_they_accumulate(
+    limit: int, batch: int, is_tried: bool
+) -> None:
+    workload, machine = replace(BILLION, global_batch_size=batch), replace(machine_with(8), memory_limit=limit)
+    rungs, techniques = [RUNGS_BY_NAME["fsdp2"]], [TECHNIQUES["divided-gradients"]]
+    space, _ = space_on(workload, machine, rungs, (1, 2, 8), techniques=techniques)
+    divided = [each for each in space.candidates if each.engine.has(techniques[0])]
+    assert bool(divided) is is_tried
+    assert all(each.accumulation > 1 for each in divided)
+    for each in divided:
+        assert space.predicted_peak(each) < space.predicted_peak(replace(each, engine=Engine(rungs[0])))
 
 
 def test_of_two_techniques_in_one_slot_an_engine_has_one() -> None:
@@ -294,6 +313,12 @@ def test_a_program_without_a_setting_says_so() -> None:
             },
             {},
             {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"},
+        ),
+        (
+            "fsdp2+divided-gradients",
+            {},
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+            {},
         ),
     ],
 )

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.base import Backend, Choices, EmittedTraining, Flaw, StepTerms
-from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
+from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs
 from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.rungs import LEAN_KNOBS, NAME, RUNGS
 from ladder.backends.deepspeed.step import Zero
 from ladder.backends.deepspeed.step_terms import step_terms
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
+from ladder.optimizers.base import WrongAtStage
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.workload.script import can_be_offloaded, changed_by_flattening, replaced_by_offload
@@ -29,12 +31,6 @@ _FLAWS = (
     ),
     Flaw(
         "deepspeed",
-        "<0.19.6",
-        "trains wrongly with SGD at stage 3 (its losses differ from those of stage 1)",
-        lambda workload, rung: rung.stage == 3 and workload.optimizer == "sgd",
-    ),
-    Flaw(
-        "deepspeed",
         "==0.19.0",
         "diverges where accelerate drives it (its losses differ from those of torch's DDP)",
         lambda workload, rung: workload.script is None or workload.script.facts.kind != "deepspeed",
@@ -43,18 +39,24 @@ _FLAWS = (
 """Found by comparing losses."""
 
 
+def _at_its_stage(wrong: WrongAtStage) -> Flaw:
+    return Flaw("deepspeed", wrong.versions, wrong.why, lambda workload, rung: rung.stage == wrong.stage)
+
+
 class DeepSpeed(Backend):
     name = NAME
     rank_module = "ladder.trial.backends.deepspeed"
     rungs = RUNGS
     option = NAME
     package = "deepspeed"
-    flaws = _FLAWS
     kind = "zero"
     one_rank_needs_no_stage = True
 
     def title(self, rung: Rung) -> str:
         return f"ZeRO-{rung.stage}{' in small buffers' if rung.knobs == LEAN_KNOBS else ''}"
+
+    def flaws(self, workload: Workload) -> tuple[Flaw, ...]:
+        return (*map(_at_its_stage, OPTIMIZERS[workload.optimizer].wrong_at), *_FLAWS)
 
     def obstacle(self, workload: Workload, rung: Rung) -> str:
         """Offload would replace most optimizers by another one, and ZeRO has one long tensor of many weights.
@@ -63,8 +65,10 @@ class DeepSpeed(Backend):
         and bitsandbytes keeps what belongs to a packed matrix beside it. In 8 bits that is the whole matrix
         (`MatmulLtState.CB`), so that stage 3 divides nothing.
         """
-        script = workload.script
-        if script is not None and rung.offload_optimizer != "none" and not can_be_offloaded(script.facts):
+        offloads, script = rung.offload_optimizer != "none", workload.script
+        if script is None and (why := OPTIMIZERS[workload.optimizer].obstacle(rung.stage, offloaded=offloads)):
+            return why
+        if script is not None and offloads and not can_be_offloaded(script.facts):
             return replaced_by_offload(script.facts.optimizer)
         if script is not None and rung.stage > 0 and script.facts.counted and script.facts.counted.by_shape:
             return changed_by_flattening(script.facts.optimizer)
@@ -76,7 +80,8 @@ class DeepSpeed(Backend):
 
     def operators(self, rung: Rung, optimizer: OptimizerName) -> tuple[str, ...]:
         on_disk = ("async_io",) if "nvme" in rung.devices else ()
-        return (*on_disk, "cpu_adam") if rung.offload_optimizer != "none" and optimizer != "sgd" else on_disk
+        on_host = OPTIMIZERS[optimizer].host_operator if rung.offload_optimizer != "none" else ""
+        return (*on_disk, on_host) if on_host else on_disk
 
     def configuration(
         self,
@@ -123,7 +128,10 @@ class DeepSpeed(Backend):
             config.pop("train_batch_size", None)
         if learning_rate is None:
             return config
-        return config | {"optimizer": optimizer_section(workload, rung, learning_rate)}
+        optimizer = OPTIMIZERS[workload.optimizer]
+        return config | {
+            "optimizer": optimizer.deepspeed_section(learning_rate, offloaded=rung.offload_optimizer != "none")
+        }
 
     def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"deepspeed": config}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import Engine, Place, Rung
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.workload.workload import Dtype, Workload
 
 PIN_MEMORY = "pin_memory"
@@ -85,9 +86,7 @@ def deepspeed_config(
             zero[section][PIN_MEMORY] = bool(dict(engine.knobs).get(PIN_MEMORY, True))
     if "nvme" in rung.devices:
         config["aio"] = {"block_size": 1 << 20, "queue_depth": 8, "single_submit": False, "overlap_events": True}
-    if workload.optimizer == "sgd":
-        config["zero_allow_untested_optimizer"] = True  # DeepSpeed does not list it as tested with ZeRO
-        config["zero_force_ds_cpu_optimizer"] = False
+    config |= OPTIMIZERS[workload.optimizer].deepspeed_settings()
     for technique in engine.techniques:
         technique.configure(config)
     return config
@@ -98,22 +97,6 @@ def _precision(dtype: Dtype) -> dict[str, Any]:
     if dtype == "fp16":
         return {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}}
     return {"bf16": {"enabled": True}} if dtype == "bf16" else {}
-
-
-def optimizer_section(workload: Workload, rung: Rung, learning_rate: float) -> dict[str, Any]:
-    """The optimizer of the trials, for a script that has none of its own.
-
-    All but the rate are the Trainer's defaults, because the Trainer refuses a configuration that differs from its
-    arguments. Without offload it is torch's, fused, as trials have it: DeepSpeed's own would have to be compiled.
-    """
-    if workload.optimizer == "sgd":
-        return {"type": "SGD", "params": {"lr": learning_rate}}
-    params: dict[str, Any] = {"lr": learning_rate, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-    if rung.offload_optimizer == "none":
-        params |= {"torch_adam": True, "fused": True}
-    if workload.optimizer == "adam":
-        return {"type": "Adam", "params": {**params, "adam_w_mode": False}}
-    return {"type": "AdamW", "params": params}
 
 
 def _offload_section(

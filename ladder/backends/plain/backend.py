@@ -43,11 +43,13 @@ class Plain(Backend):
     rungs = PLAIN_RUNGS
     option = "torch"
     help = "train without DeepSpeed, by DDP or FSDP2"
-    flaws = _FLAWS
     kind = "wrapped"
 
     def title(self, rung: Rung) -> str:
         return {0: "DDP", 2: "FSDP2 that keeps gathered weights for backward"}.get(rung.stage, "FSDP2")
+
+    def flaws(self, workload: Workload) -> tuple[Flaw, ...]:
+        return _FLAWS
 
     def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
         """On several CPU ranks, where accelerate ignores FSDP, `ladder run` starts scripts; other launchers use

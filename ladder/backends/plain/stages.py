@@ -63,6 +63,8 @@ class Sharded(_Plain):
         """Elements whose accumulated gradients are not reduced yet."""
         self._input = 0
         """Elements of the unit that was reduced last."""
+        self._keeps_whole = assignment.accumulates and not assignment.effects.divides_gradients
+        """Whether gradients of earlier micro-steps are whole; divided ones are added to in place."""
 
     def start(self) -> None:
         """fully_shard moves a unit to the GPU before it is divided, and offloaded shards back."""
@@ -76,9 +78,15 @@ class Sharded(_Plain):
         if self._on_gpu:
             self._ledger.take("parameters", stored / self._ranks, "parameters")
 
+    def accumulated(self) -> None:
+        if self._keeps_whole:
+            super().accumulated()
+        elif self._assignment.accumulates and self._on_gpu:
+            self._ledger.take("gradients", 4.0 * self._assignment.trained / self._ranks, "gradients")
+
     def gradient(self, elements: int) -> None:
         self._unit += elements
-        if self._assignment.accumulates:
+        if self._keeps_whole:
             self._ledger.touch(self._width * elements, "gradients")
         else:
             self._ledger.take("of the unit", self._width * elements, "gradients")
@@ -108,10 +116,12 @@ class Sharded(_Plain):
 
     def _keep_reduced(self, elements: int) -> None:
         """A rank's part of the gradients of a unit, in fp32, in place of those that were accumulated."""
-        if self._assignment.accumulates:
+        if self._keeps_whole:
             self._left = max(0, self._left - elements)
             self._ledger.set("accumulated", self._width * self._left, "gradients")
-        if self._on_gpu:
+        if self._assignment.accumulates and not self._keeps_whole:
+            self._ledger.touch(4.0 * elements / self._ranks, "gradients")
+        elif self._on_gpu:
             self._ledger.take("gradients", 4.0 * elements / self._ranks, "gradients")
 
     def end_of_backward(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ladder.backends.base import StepTerms
-from ladder.backends.plain.step import weights_bytes
+from ladder.backends.plain.step import Wrapped, weights_bytes
 from ladder.backends.terms import terms_of
 from ladder.backends.timing import ELEMENT_WISE, launch_seconds, optimizer_products, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Terms
@@ -46,7 +46,7 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     weights. FSDP2 gathers 16-bit parameters in forward, and in backward if it reshards, and scatters 16-bit gradients
     in the last micro-step. With offload, parameters cross the bus for each gathering, gradients once, and Adam runs on
     the CPU. Where the ranks of a node divide everything among themselves, each then averages its part of the gradients
-    with those of other nodes.
+    with those of other nodes. Where gradients are divided in every micro-step, each scatters them.
     """
     rung, weights, model = candidate.engine.rung, workload.weights, workload.model
     known, narrow = terms_of(workload, candidate, world_size), rung.stage == 0 and workload.trains_16_bits
@@ -70,33 +70,35 @@ def plain_terms(workload: Workload, candidate: Candidate, world_size: int, machi
     if autocasts and model.num_experts > 1:
         per_token *= _IN_FP32
     launch = launch_seconds(workload, candidate, machine, known)
+    each_time = Wrapped(workload, candidate, world_size).effects.divides_gradients
+    handled = _handled_bytes(workload, known, passes, owners, owners if each_time else 1)
     hooks = _HOOKS * machine.host_seconds * model.num_layers * (1 + candidate.checkpointed / 3)
     return StepTerms(
         compute=known.tokens * workload.usual_share * per_token,
         ramp=ramp_seconds(workload, candidate, machine, known, per_token),
         launch=_CASTS * launch if autocasts else launch if rung.stage == 0 else launch + hooks,
-        reduce=0.0,
-        handling=_handled_bytes(workload, known, passes, owners) / (ELEMENT_WISE * machine.device_bytes),
+        reduce=scattered if each_time else 0.0,
+        handling=handled / (ELEMENT_WISE * machine.device_bytes),
         gather=gather,
         exchange=0.0,
         doubts=known.doubts,
         inputs=0.0,
-        hidden=0.0,
         # Two thirds of the reduction overlap with backward.
-        update=update + (2 if rung.stage == 0 else 1) * scattered / 3,
+        hidden=2 / 3,
+        update=update + (0 if each_time else 2 if rung.stage == 0 else 1) * scattered / 3,
     )
 
 
-def _handled_bytes(workload: Workload, known: Terms, passes: float, owners: int) -> float:
+def _handled_bytes(workload: Workload, known: Terms, passes: float, owners: int, parts: int) -> float:
     """Bytes that a rank reads and writes in each micro-step for weights and their gradients, with any batch.
 
     Autocast casts all trained weights, and for a fused loss the head's with each chunk. FSDP2 casts a rank's own part,
-    and copies what it gathers. Both add up gradients, of all weights.
+    and copies what it gathers. Both add up gradients, of all weights or, with FSDP2, of one of so many `parts`.
     """
     weights, model, of_sum = workload.weights, workload.model, _OF_A_SUM * workload.width / 2
     if passes:
         casts = 0.0 if workload.dtype == "fp32" else _OF_A_CAST * weights.trained / owners
-        return of_sum * weights.trained + passes * (casts + _OF_A_COPY * weights.bytes_held / 2)
+        return of_sum * weights.trained / parts + passes * (casts + _OF_A_COPY * weights.bytes_held / 2)
     if workload.trains_16_bits or workload.dtype == "fp32":
         return of_sum * weights.trained
     chunks = known.chunks if weights.trains_head else 0

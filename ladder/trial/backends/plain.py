@@ -18,7 +18,7 @@ from ladder.events.protocol import TrialSpec
 from ladder.trial.backends import RankBackend
 from ladder.trial.model import DTYPES, make_optimizer
 from ladder.trial.partly import save_and_load_adapters
-from ladder.trial.techniques import precision_of, techniques_of
+from ladder.trial.techniques import divides_gradients, precision_of, techniques_of
 from ladder.trial.wrapping import wrap
 
 
@@ -39,7 +39,8 @@ class PlainTraining:
         if not self._model.training:
             return self._model(**batch)
         # Forward decides whether DDP reduces in backward, so the block ends with the micro-step.
-        self._unsynchronised = nullcontext() if self._is_boundary else self._accelerator.no_sync(self._model)
+        reduces = self._is_boundary or divides_gradients(self._spec)
+        self._unsynchronised = nullcontext() if reduces else self._accelerator.no_sync(self._model)
         self._unsynchronised.__enter__()
         return self._model(**batch)
 

@@ -11,6 +11,7 @@ import deepspeed
 import torch
 from torch.utils.data import DataLoader
 
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.facts import engine_facts, length_of_schedule
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
@@ -147,6 +148,12 @@ def _facts_of_deepspeed(given: dict[str, Any], own: dict[str, Any], loader: Data
         gradient_clipping=float(own.get("gradient_clipping") or 0.0),
         overrides=("its DeepSpeed configuration",),
         # Two ranks that compile the same operator at once can wait for each other: it is built before.
-        operators=("fused_adam",) if optimizer is None and named.lower() in ("adam", "adamw") else (),
+        operators=_operators_of(named) if optimizer is None else (),
     )
     return facts
+
+
+def _operators_of(named: str) -> tuple[str, ...]:
+    """What DeepSpeed compiles for the optimizer that a configuration names."""
+    known = OPTIMIZERS.get(named.lower())
+    return (known.device_operator,) if known is not None and known.device_operator else ()

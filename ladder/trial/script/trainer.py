@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,8 @@ def _hold_arguments(grip: Grip) -> None:
             changes["deepspeed"] = {**changes["deepspeed"], "scheduler": schedule}
         if _begins_no_state(arguments):
             changes["deepspeed"] = None
+        if _CONFIG in changes:
+            changes[_CONFIG] = own_config(arguments) | changes[_CONFIG]
         for name, value in changes.items():
             if hasattr(arguments, name):
                 setattr(arguments, name, copy.deepcopy(value))
@@ -114,9 +117,18 @@ def _begins_no_state(arguments: Any) -> bool:
 
     sentence-transformers makes such ones beside those that it trains with, to describe its defaults.
     """
-    config = arguments.accelerator_config or {}
-    read = config.get if isinstance(config, dict) else lambda name: getattr(config, name, False)
-    return bool(read("use_configured_state"))
+    return bool(own_config(arguments).get("use_configured_state"))
+
+
+_CONFIG = "accelerator_config"
+
+
+def own_config(arguments: Any) -> dict[str, Any]:
+    """What the script says to accelerate: as an object, a dictionary, a text of JSON or the path of one."""
+    config = getattr(arguments, _CONFIG, None) or {}
+    if isinstance(config, str):
+        config = json.loads(config if config.lstrip().startswith("{") else Path(config).read_text(encoding="utf-8"))
+    return dict(config if isinstance(config, dict) else config.to_dict())
 
 
 _OF_ANOTHER_STATE = (

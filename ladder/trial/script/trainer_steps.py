@@ -15,7 +15,7 @@ from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
 from ladder.trial.subject import Kind
-from ladder.trial.techniques import begin_candidate, techniques_of
+from ladder.trial.techniques import begin_candidate, divides_gradients, techniques_of
 
 
 def _clip(trainer: Trainer) -> None:
@@ -89,7 +89,7 @@ class TrainerSubject:
 
     def _synchronising(self, is_boundary: bool) -> AbstractContextManager[Any]:
         """As the Trainer's own loop does: DeepSpeed decides for itself when gradients are reduced."""
-        if is_boundary or self._grip.spec.uses_deepspeed:
+        if is_boundary or self._grip.spec.uses_deepspeed or divides_gradients(self._grip.spec):
             return nullcontext()
         held_back: AbstractContextManager[Any] = self._trainer.accelerator.no_sync(self._trainer.model_wrapped)
         return held_back

@@ -26,6 +26,9 @@ class RankTechnique:
     first_differs = False
     """The first micro-step of an optimizer step takes another time than the following ones."""
 
+    divides_gradients = False
+    """FSDP2 divides gradients in every micro-step, also before the last."""
+
     compiles = False
     """The first step of a candidate compiles kernels, so its time says nothing of others."""
 
@@ -93,6 +96,11 @@ def begin_candidate(techniques: Iterable[RankTechnique]) -> None:
 def precision_of(spec: TrialSpec) -> str:
     """The mixed precision of accelerate in which `spec` trains."""
     return next((each.precision for each in techniques_of(spec) if each.precision), mixed_precision(spec.dtype))
+
+
+def divides_gradients(spec: TrialSpec) -> bool:
+    """Whether FSDP2 divides gradients in every micro-step of `spec`."""
+    return any(technique.divides_gradients for technique in techniques_of(spec))
 
 
 def techniques_of(spec: TrialSpec) -> list[RankTechnique]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ladder.events.protocol import TrialSpec
+from ladder.optimizers.registry import OPTIMIZERS
 from ladder.techniques.adam_8bit import MOST_ELEMENTS
 from ladder.trial.preload import unhide
 from ladder.trial.techniques import RankTechnique
@@ -21,10 +22,10 @@ class Adam8Bit(RankTechnique):
     def make_optimizer(
         self, groups: list[dict[str, Any]], rate: float, spec: TrialSpec
     ) -> torch.optim.Optimizer | None:
-        from bitsandbytes.optim.adam import Adam8bit
-        from bitsandbytes.optim.adamw import AdamW8bit
+        import bitsandbytes.optim
 
-        made: torch.optim.Optimizer = (AdamW8bit if spec.optimizer == "adamw" else Adam8bit)(groups, lr=rate)
+        in_8_bits = getattr(bitsandbytes.optim, OPTIMIZERS[spec.optimizer].in_8_bits)
+        made: torch.optim.Optimizer = in_8_bits(groups, lr=rate)
         return made
 
     def check_optimizer(self, optimizer: Any) -> None:
