@@ -10,7 +10,7 @@ import typer
 
 from ladder.cli.console import stdout_console
 from ladder.emit.generation import SERVING
-from ladder.errors import EXIT_FOUND
+from ladder.errors import EXIT_FOUND, UsageError
 from ladder.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def tune_generation(options: TuneOptions, view: TuneShown, interruption: Interru
     from ladder.tuning.tune_events import ignore
     from ladder.watch.plain import plain_lines
 
+    if view.web:
+        raise UsageError("--web has no effect on generating; leave it out.")
     done = run_generation(options, ignore if view.quiet else plain_lines, interruption)
     if view.output_format == "json":
         answer = json.loads(done.files[0].read_text()) if done.files else None

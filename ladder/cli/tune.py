@@ -19,6 +19,7 @@ class TuneShown:
     """How the command shows its progress and its result."""
 
     quiet: Annotated[bool, Option("Show no progress, only the result.", OUTPUT, short="-q")] = False
+    web: Annotated[bool, Option("Show the tune in a page at localhost too, while it runs.", OUTPUT)] = False
     output_format: Annotated[
         OutputFormat,
         Option("json: print one document on stdout, and all else on stderr.", OUTPUT, flag="--format"),
@@ -59,7 +60,7 @@ def tune(options: TuneOptions, shown: TuneShown) -> int:
                 from ladder.cli.generating import tune_generation
 
                 return tune_generation(options, shown, interruption)
-            with watching(quiet=shown.quiet) as view:
+            with watching(quiet=shown.quiet, web=shown.web) as view:
                 done = run_tune(options, view, interruption)
         except InterruptedWaitError:
             return interruption.exit_code

@@ -40,6 +40,13 @@ class Drawing:
                 for warning in record.warnings:
                     self._say(shown(f"{record.candidate_key}: {warning}"))
 
+    def headline(self) -> str:
+        """The best so far and the time, in one line of text."""
+        with self._lock:
+            if self._progress.space is None:
+                return "Getting ready …"
+            return f"{best_line(self._progress).plain} · {time_line(self._progress).plain}"
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with self._lock:
             progress, width = self._progress, options.max_width

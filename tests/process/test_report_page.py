@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tunes import on_paper
 
 from ladder.cli.main import main
 from ladder.cli.report import read_reported_run
 from ladder.report.page import html
 from ladder.report.run_data import ReportedRun
+from ladder.tuning.tune_events import Note
+from ladder.watch.web import followed_at
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
@@ -200,3 +203,23 @@ def test_several_runs_stand_beside_each_other(browser: Any, simulated_run: Path,
     assert seen.page.locator(".comparison thead th").count() == 3
     assert seen.page.locator("svg.chart:visible").count() == 8
     assert seen.errors == []
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_of_a_running_tune_follows_it(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    with followed_at() as (tell, address):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(address)
+        page.locator("#drawn", has_text="Getting ready").wait_for()
+        tell(Note(HOSTILE))
+        on_paper(tmp_path, "tiny-llama", callbacks=[tell])
+        page.locator("#state.ended").wait_for()
+        assert page.inner_text("#state").startswith("Answer: zero")
+        assert page.inner_text("#said li:first-child") == HOSTILE
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert errors == []
+        page.close()

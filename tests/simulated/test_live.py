@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import time
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urljoin, urlsplit
+from urllib.request import urlopen
 
 import pytest
 from helpers import tiny_trial
@@ -34,6 +39,7 @@ from ladder.units import GIB
 from ladder.watch import watching
 from ladder.watch.live import Drawing
 from ladder.watch.progress import Progress
+from ladder.watch.web import followed_at
 
 WIDTHS = (40, 80, 120)
 SPACE = make_space("zero1", "zero2", world_size=2, probe_layers=4)
@@ -233,3 +239,26 @@ def test_without_a_terminal_a_tune_is_plain_lines_or_silence_and_says_how_much_i
     assert not re.search(r"^  \d+\.\d s \(", first, re.MULTILINE), "no time is estimated"
     assert re.search(r"^Continuing: \d+ of \d+ candidates are measured already\.$", again, re.MULTILINE)
     assert "trial 0001" not in silence
+
+
+# In the browser
+
+
+def test_a_page_at_localhost_shows_the_tune_to_those_who_know_its_address_alone(tmp_path: Path) -> None:
+    with followed_at() as (page, address):
+        assert urlsplit(address).hostname == "127.0.0.1"
+        page(Note("a <b>name</b>"))
+        tune(page, tmp_path)
+        with urlopen(f"{address}now?columns=80", timeout=10) as answer:
+            now = json.load(answer)
+        with urlopen(address, timeout=10) as answer:
+            assert b"<title>ladder tune</title>" in answer.read()
+        for stranger in (urljoin(address, "/"), urljoin(address, "/now"), address.rstrip("/") + "x/"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(stranger, timeout=10)
+    assert now["headline"].startswith(f"proven {now['ended']}")
+    assert now["ended"] in unescape(now["drawn"])
+    assert max(map(len, unescape(re.sub(r"<.*?>", "", now["drawn"])).splitlines())) <= 80
+    assert now["said"][0] == "a <b>name</b>"  # the page sets it as text
+    with pytest.raises(URLError):
+        urlopen(address, timeout=10)
