@@ -17,6 +17,7 @@ from ladder.events.as_json import NotReadError, from_plain
 from ladder.events.outcome import OutcomeKind
 from ladder.events.protection import Level
 from ladder.events.step_policy import CandidateSpec, StepPolicy
+from ladder.workload.modules import Product
 from ladder.workload.script import OwnTraining, ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
 
@@ -27,16 +28,6 @@ Phase = Literal["process_group", "model", "engine", "warmup", "measure", "evalua
 RUN_MARKER = "LADDER_RUN_MARKER"
 UNREPORTED = os.EX_IOERR
 """The exit status of a rank that could not write its report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProductSpec:
-    """A size of matrix products, as `workload.matrices.Product`."""
-
-    inputs: int
-    outputs: int
-    count: int
-    tokens: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +132,7 @@ class TrialSpec:
     parity: bool = False
     """Losses are compared with another engine's: weights depend on their names, there is no dropout, and the batch is
     always the same."""
-    products: tuple[ProductSpec, ...] = ()
+    products: tuple[Product, ...] = ()
     """The model's matrix products, which the proof times alone; empty for none."""
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""

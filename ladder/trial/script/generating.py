@@ -18,11 +18,10 @@ import torch.distributed as dist
 
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.reporter import now
-from ladder.trial.script.evaluation import evaluate
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples
-from ladder.trial.script.trainer_proof import RealStepsOfTrainer
+from ladder.trial.script.trainer_proof import RealStepsOfTrainer, evaluate
 from ladder.trial.script.trainer_steps import TrainerSubject
 from ladder.trial.subject import Kind, synchronize
 from ladder.workload.script import Generation
