@@ -226,7 +226,8 @@ class LocalLauncher(Launcher):
                     return False
                 continue
             if run.stop is None:
-                run.stop = self._cancellation() or _lost_gpu(sampler) or watch.overdue(server.is_stopped)
+                lost = Ending(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
+                run.stop = self._cancellation() or lost or watch.overdue(server.is_stopped)
                 if run.spec.share is not None and self._cancelled():
                     # Another node's rank may only have waited for one of ours.
                     run.stop = watch.stopped(server.is_stopped) or run.stop
@@ -271,10 +272,6 @@ def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> b
             run.stays = event["event"] == "stays"
             return True
     return False
-
-
-def _lost_gpu(sampler: Sampler | None) -> Ending | None:
-    return Ending(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
 
 
 def _unkillable(left: Sequence[int], spec: TrialSpec) -> Ending | None:

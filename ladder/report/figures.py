@@ -44,7 +44,9 @@ def memory_by_part(run: ReportedRun) -> Bars | None:
         bars = [Bar(name="predicted", lengths=(*predicted, None, None, None)), _seen("trial", record, run)]
         if (proof := proofs.get(key)) is not None:
             bars.append(_seen("proof", proof, run))
-        groups.append(Group(label=_heading(key, run), bars=tuple(bars), is_answer=_is_answer(key, run)))
+        is_answer = run.answer is not None and key == run.answer.candidate_key
+        label = f"{key} (the answer)" if is_answer else key
+        groups.append(Group(label=label, bars=tuple(bars), is_answer=is_answer))
     limit = run.space.memory_limit / GIB
     return Bars(
         title=f"GiB of the fullest {run.rank_word}",
@@ -93,11 +95,3 @@ def _seen(name: str, record: Record, run: ReportedRun) -> Bar:
         lengths[-2] = max(0, seen.peak_reserved - seen.peak_allocated) / GIB
         lengths[_OUTSIDE] = max(0, seen.peak_device - seen.peak_reserved) / GIB
     return Bar(name=name, lengths=tuple(length or None for length in lengths))
-
-
-def _heading(key: str, run: ReportedRun) -> str:
-    return f"{key} (the answer)" if _is_answer(key, run) else key
-
-
-def _is_answer(key: str, run: ReportedRun) -> bool:
-    return run.answer is not None and key == run.answer.candidate_key

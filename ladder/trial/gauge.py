@@ -180,7 +180,8 @@ class CpuGauge:
             self._peak = max(self._peak, data_bytes())
 
     def is_clear(self) -> bool:
-        _give_back()
+        with suppress(AttributeError):  # only glibc can return free memory to the kernel
+            ctypes.CDLL(None).malloc_trim(0)
         return data_bytes() - self._before <= _LEFT * (self._peak - self._before)
 
     def settle(self) -> bool:
@@ -229,12 +230,6 @@ def tell_deepspeed(free: Callable[[], int]) -> None:
 def limit_data(most: int) -> None:
     """Let this process's data segment have `most` bytes."""
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
-
-
-def _give_back() -> None:
-    """Let the C library return free memory to the kernel, where it can (glibc)."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def data_bytes() -> int:

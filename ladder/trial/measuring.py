@@ -52,7 +52,8 @@ def _measure(
 ) -> MeasuredEvent:
     reporter.phase("warmup")
     gauge.reset()
-    compiling, losses = stepper.compile(candidate) if _compiles(spec) else (None, [])
+    compiles = any(technique.compiles for technique in techniques_of(spec))
+    compiling, losses = stepper.compile(candidate) if compiles else (None, [])
     losses += stepper.warm_up(candidate, spec.steps.warmup)
     narrower = gauge.settle()
     if narrower:
@@ -74,10 +75,6 @@ def _measure(
     event = measured(candidate, gauge.read(), timings, began=began, ended=ended, losses=losses + timings.losses)
     alone = matrix_flops(spec, candidate) if spec.products else None
     return replace(event, compile_seconds=compiling, matrix_flops=alone)
-
-
-def _compiles(spec: TrialSpec) -> bool:
-    return any(technique.compiles for technique in techniques_of(spec))
 
 
 def measured(

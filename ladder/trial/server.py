@@ -81,7 +81,9 @@ class Server:
                 readable, _, _ = select.select(heard, [], [])
                 self._hear(readable)
                 if self._wake in readable:
-                    _drain(self._wake)
+                    with suppress(BlockingIOError):
+                        while os.read(self._wake, 4096):
+                            pass
                     self._reap()
                 if self._requests in readable and not self._read_requests():
                     break
@@ -200,7 +202,9 @@ class Server:
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _volunteer()
+            with suppress(OSError):  # a container may forbid it; the kernel then chooses by size
+                # If the host runs out of memory, the kernel should kill this rank and not somebody else's process.
+                Path("/proc/self/oom_score_adj").write_text("1000")
             for fd in (self._requests, self._events, self._wake, self._wake_write):
                 os.close(fd)
             for other in self._lines.values():
@@ -247,27 +251,11 @@ class Server:
             return  # the controller has ended, and stdin ends next
 
 
-def _volunteer() -> None:
-    """If the host runs out of memory, the kernel should kill this rank and not somebody else's process."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        return  # a container may forbid it; the kernel then chooses by size
-
-
 def _is_hung_up(fd: int) -> bool:
     """Whether the other end of the pipe is closed, even if there is still data in the pipe."""
     poll = select.poll()
     poll.register(fd, 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))
-
-
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        return
 
 
 def _import(job: Mapping[str, Any]) -> None:

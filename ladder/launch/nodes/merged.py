@@ -17,6 +17,7 @@ def merged(
     Times are on the controller's clock. It started when the last node's ranks existed. The caller knows when it was
     requested, and when it ended.
     """
+    used = list(parts[0].device_use) if parts else []  # of those that every node knows
     return TrialRun(
         spec=spec,
         events=events,
@@ -25,7 +26,11 @@ def merged(
         stop=stop or _first_stop(parts, names, events),
         oom_kills=sum(part.oom_kills for part in parts),
         started=max((part.started for part in parts), default=0.0),
-        device_use={key: _together([part.device_use[key] for part in parts]) for key in _used_everywhere(parts)},
+        device_use={
+            key: _together([part.device_use[key] for part in parts])
+            for key in used
+            if all(key in part.device_use for part in parts)
+        },
     )
 
 
@@ -53,12 +58,6 @@ def _first_stop(parts: Sequence[TrialRun], names: Sequence[str], events: list[li
         if part.stop is not None and part.stop.kind != "cancelled"
     ]
     return min(named, key=order, default=None)
-
-
-def _used_everywhere(parts: Sequence[TrialRun]) -> list[str]:
-    """The candidates whose device use every node knows."""
-    first = parts[0].device_use if parts else {}
-    return [key for key in first if all(key in part.device_use for part in parts)]
 
 
 def _together(uses: Sequence[DeviceUse]) -> DeviceUse:

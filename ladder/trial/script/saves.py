@@ -71,8 +71,10 @@ class Saves:
             wrap(owner, name, self._with_place(number, keyword, self._saved))
         for owner, name, number, keyword in _LOAD:
             wrap(owner, name, self._with_place(number, keyword, self._loaded))
-        for module in [each for each in list(sys.modules.values()) if _has_safe_open(each)]:
-            wrap(module, "safe_open", self._opened)  # it opens files past Python
+        safe_open = safetensors.safe_open  # it opens files past Python, and other modules have its name too
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get("safe_open") is safe_open:
+                wrap(module, "safe_open", self._opened)
         for module, names in ((builtins, ("open",)), (io, ("open",)), (os, _PLACES)):
             for name in names:
                 wrap(module, name, self._opened)
@@ -187,7 +189,3 @@ def called_by(skipped: tuple[str, ...]) -> str | None:
     if file.startswith(_OF_PYTHON) or any(folder in file for folder in OF_LIBRARIES):
         return None
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _has_safe_open(module: Any) -> bool:
-    return getattr(module, "__dict__", {}).get("safe_open") is safetensors.safe_open
