@@ -38,7 +38,6 @@ class _Sample:
     used: tuple[int, ...]
     utilisation: tuple[float | None, ...]
     joules: tuple[float | None, ...]
-    clock_mhz: tuple[float | None, ...]
     others: tuple[float | None, ...]
 
 
@@ -80,7 +79,6 @@ class Gpus:
             used=tuple(used - before for used, before in zip(self._used(), self._before, strict=True)),
             utilisation=tuple(_try(lambda h: pynvml.nvmlDeviceGetUtilizationRates(h).gpu / 100, h) for h in handles),
             joules=tuple(_try(lambda h: pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1000, h) for h in handles),
-            clock_mhz=tuple(_try(lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, 1)), h) for h in handles),
             others=tuple(_taken(*pair) for pair in zip(handles, self._others, strict=True)),
         )
 
@@ -167,7 +165,6 @@ class Sampler:
         return DeviceUse(
             utilisation=_mean([value for sample in window for value in sample.utilisation]),
             watts=_watts(window),
-            sm_clock_mhz=_mean([value for sample in window for value in sample.clock_mhz]),
             # Without the neighbouring samples: one may belong to the next candidate, which needs more memory.
             peak_bytes=max((max(sample.used) for sample in inside), default=None),
             others=max((each for each in taken if each is not None), default=None),

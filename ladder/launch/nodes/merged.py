@@ -66,7 +66,6 @@ def _together(uses: Sequence[DeviceUse]) -> DeviceUse:
     return DeviceUse(
         utilisation=_mean([use.utilisation for use in uses]),
         watts=None if None in watts else sum(each for each in watts if each is not None),
-        sm_clock_mhz=_mean([use.sm_clock_mhz for use in uses]),
         peak_bytes=max((use.peak_bytes for use in uses if use.peak_bytes is not None), default=None),
         others=max((use.others for use in uses if use.others is not None), default=None),
     )
