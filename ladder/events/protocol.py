@@ -42,6 +42,8 @@ class ScriptSpec:
     """The folder that takes what a look or a trial would write into the user's."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """TrainingArguments of a trial or a run."""
+    kernels: tuple[str, ...] = ()
+    """Of a look: the Trainer's arguments that change its kernels."""
     resume: str = ""
     """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
     torch_limit: int = 0

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ladder.events.as_json import from_json
-from ladder.trial.descendants import adopt_orphans, end_descendants, has_children, kill_descendants
+from ladder.trial.descendants import end_descendants, has_children, kill_descendants
 from ladder.trial.preload import UnknownModelError, load_operators, preload
 from ladder.trial.protection import kernel
 from ladder.trial.protection.level import Protection, View
@@ -117,6 +117,7 @@ class Server:
 
     def _start(self, request: dict[str, Any]) -> None:
         from ladder.events.protocol import TrialSpec
+        from ladder.trial.store import meeting_point
 
         spec = from_json(TrialSpec, Path(request["spec"]).read_bytes())
         self._busy, self._waiting, self._started = True, False, frozenset(spec.local_ranks)
@@ -127,12 +128,8 @@ class Server:
         if spec.script is not None:
             spec = self._with_view(spec)
         address, port = (spec.share.address, spec.share.port) if spec.share is not None else ("127.0.0.1", 0)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as listener:
-            if port == 0:  # bound here and served by rank 0, so that no other process can take the port
-                listener.bind((address, 0))
-                listener.listen(spec.world_size)
-                port = listener.getsockname()[1]
+        listener, port = meeting_point(address, port, spec.world_size)
+        with listener:
             for rank in spec.local_ranks:
                 ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._lines[rank] = ours
@@ -278,7 +275,7 @@ def main() -> int:
     """Run the server: requests come on stdin, events go to stdout."""
     # While the server imports it does not read its stdin, so the kernel kills it when the controller ends.
     kernel.die_with_parent(signal.SIGKILL)
-    adopt_orphans()
+    kernel.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, children could not be waited for
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # it may be inherited as blocked
