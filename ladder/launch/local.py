@@ -17,10 +17,9 @@ from ladder.events.protocol import UNREPORTED, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.launch.nvml import Gpus, Sampler
-from ladder.launch.oom_kills import OomKills
 from ladder.launch.staying import is_doubtful, set_aside
 from ladder.launch.trial_server import TrialServer
-from ladder.launch.watch import Watch, now
+from ladder.launch.watch import OomKills, Watch, now
 
 PRELOAD_IF_THERE = "preload_if_there"
 """The key of modules in a job that a server may leave out."""

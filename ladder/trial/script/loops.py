@@ -258,21 +258,14 @@ class _EngineSteps:
     """The optimizer steps of a loop's own engine, beside those that it should have made."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self._before = engine, self._count(engine)
+        self._engine, self._before = engine, getattr(engine, "global_steps", None)
         self.expected = self.num_epochs = 0
-
-    @staticmethod
-    def _count(engine: Any) -> int | None:
-        """None without DeepSpeed."""
-        found: int | None = getattr(engine, "global_steps", None)
-        return found
 
     def require(self) -> None:
         """TrainsOtherwiseError if the loop does not let every micro-step count. What is left of an epoch may."""
-        now = self._count(self._engine)
-        if now is None or self._before is None:
+        if self._before is None:  # without DeepSpeed
             return
-        made = now - self._before
+        made = self._engine.global_steps - self._before
         if not self.expected <= made <= self.expected + self.num_epochs:
             raise TrainsOtherwiseError(
                 f"its optimizer made {made} steps where the candidate makes {self.expected}; call the engine's step() "
