@@ -213,21 +213,15 @@ def _silent_death(run: TrialRun) -> Outcome | None:
         if rank in run.killed or any(isinstance(event, DoneEvent | FailedEvent) for event in run.events[rank]):
             continue
         moment = _last_phase(run, rank)
+        kind: Literal["host_oom", "crash"] = "host_oom"
         if status == -signal.SIGKILL and run.oom_kills > 0:
-            return Outcome(
-                kind="host_oom",
-                rank=rank,
-                moment=moment,
-                sentence=f"the kernel killed rank {rank} in {moment} because host memory ran out",
-            )
-        if status == -signal.SIGBUS:
-            return Outcome(
-                kind="host_oom", rank=rank, moment=moment, sentence=f"rank {rank} ran out of /dev/shm in {moment}"
-            )
-        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
-        return Outcome(
-            kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report"
-        )
+            sentence = f"the kernel killed rank {rank} in {moment} because host memory ran out"
+        elif status == -signal.SIGBUS:
+            sentence = f"rank {rank} ran out of /dev/shm in {moment}"
+        else:
+            how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+            kind, sentence = "crash", f"rank {rank} {how} in {moment} without a report"
+        return Outcome(kind=kind, rank=rank, moment=moment, sentence=sentence)
     return None
 
 

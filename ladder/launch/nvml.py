@@ -161,9 +161,9 @@ class Sampler:
         times = [sample.t for sample in self._samples]
         first, last = bisect.bisect_left(times, began), bisect.bisect_right(times, ended)
         inside, window = self._samples[first:last], self._samples[max(0, first - 1) : last + 1]
-        taken = [_mean(of_a_gpu) for of_a_gpu in zip(*(sample.others for sample in window), strict=True)]
+        taken = [mean(of_a_gpu) for of_a_gpu in zip(*(sample.others for sample in window), strict=True)]
         return DeviceUse(
-            utilisation=_mean([value for sample in window for value in sample.utilisation]),
+            utilisation=mean([value for sample in window for value in sample.utilisation]),
             watts=_watts(window),
             # Without the neighbouring samples: one may belong to the next candidate, which needs more memory.
             peak_bytes=max((max(sample.used) for sample in inside), default=None),
@@ -171,7 +171,7 @@ class Sampler:
         )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,31 +73,15 @@ class ReportedRun:
 
 
 def named_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """`runs` with distinct names: runs with equal names would be mixed up in figures and tables."""
-    names = _names_apart([run.folder for run in runs])
-    return [replace(run, own_name=name) for run, name in zip(runs, names, strict=True)]
+    """`runs` with distinct names: runs with equal names would be mixed up in figures and tables.
 
-
-def _names_apart(folders: Sequence[Path]) -> list[str]:
-    """A name for each of `folders`: the shortest end of its path that is unique. Equal paths are numbered.
-
-    Symbolic links are not resolved: a user who gives two names wants to see both.
+    A name is the path from the folder that they have in common; equal paths are numbered. Symbolic links are not
+    resolved: a user who gives two names wants to see both.
     """
-    paths = [Path(os.path.abspath(folder)) for folder in folders]
-    ends = {path: _own_end(path, set(paths) - {path}) for path in paths}
+    paths = [os.path.abspath(run.folder) for run in runs]
+    top = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
     names: list[str] = []
-    for path in paths:
-        name, taken = ends[path], {*ends.values(), *names}
-        if paths.count(path) > 1:
-            name = next(each for number in count(1) if (each := f"{ends[path]} ({number})") not in taken)
-        names.append(name)
-    return names
-
-
-def _own_end(path: Path, others: set[Path]) -> str:
-    """The shortest end of `path` that none of `others` has."""
-    for length in range(1, len(path.parts)):
-        end = path.parts[-length:]
-        if all(other.parts[-length:] != end for other in others):
-            return str(Path(*end))
-    return str(path)
+    for place, path in enumerate(paths):
+        before = paths[:place].count(path)
+        names.append(os.path.relpath(path, top) + (f" ({before + 1})" if before else ""))
+    return [replace(run, own_name=name) for run, name in zip(runs, names, strict=True)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ladder.events.protocol import Event, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+from ladder.launch.nvml import mean
 
 
 def merged(
@@ -64,13 +65,8 @@ def _together(uses: Sequence[DeviceUse]) -> DeviceUse:
     """Of nodes with as many GPUs each: power adds up, shares and clocks are means."""
     watts = [use.watts for use in uses]
     return DeviceUse(
-        utilisation=_mean([use.utilisation for use in uses]),
+        utilisation=mean([use.utilisation for use in uses]),
         watts=None if None in watts else sum(each for each in watts if each is not None),
         peak_bytes=max((use.peak_bytes for use in uses if use.peak_bytes is not None), default=None),
         others=max((use.others for use in uses if use.others is not None), default=None),
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
