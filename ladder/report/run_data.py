@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Rung
 from ladder.events.outcome import Record
+from ladder.runs.stored_run import StoredRun
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import answer
-from ladder.search.space import Space, fastest
+from ladder.search.space import fastest
 
 ANSWER_NAME = "best_config.json"
 """The copy of the answer in its run folder."""
@@ -25,17 +25,10 @@ def is_simulated(facts: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedRun:
-    """A finished tune, or a running one so far, in bytes and seconds."""
+class ReportedRun(StoredRun):
+    """What reports show of a tune."""
 
     folder: Path
-    space: Space
-    unsupported: Mapping[Rung, str]
-    records: Sequence[Record]
-    trial_seconds: Mapping[str, Mapping[str, float]]
-    """By trial and phase."""
-    facts: Mapping[str, Any]
-    """The facts in the history's fingerprint: model, GPU, versions, …"""
     config: Mapping[str, Any] | None
     """The content of the answer's best_config.json."""
     about: Mapping[str, str] = field(default_factory=dict)

@@ -211,19 +211,12 @@ def note_checkpoints(grip: Grip) -> None:
 
     def noted(own: Any, *arguments: Any, **options: Any) -> Any:
         done = own(*arguments, **options)
-        found = done[0] if isinstance(done, tuple) else done  # the folder that was read: None where there was none
-        if found is not None:
+        # DeepSpeed's begins with the folder that was read: None where there was none.
+        if not (isinstance(done, tuple) and done[0] is None):
             grip.reporter.send(CheckpointEvent(t=now()))
         return done
 
-    def noted_by_accelerate(own: Any, *arguments: Any, **options: Any) -> Any:
-        done = own(*arguments, **options)
-        grip.reporter.send(CheckpointEvent(t=now()))
-        return done
-
-    if grip.spec.uses_deepspeed:
-        for owner, name in engine_methods("save_checkpoint", "load_checkpoint"):
-            wrap(owner, name, noted)
-    else:
-        for name in ("save_state", "load_state"):
-            wrap(Accelerator, name, noted_by_accelerate)
+    of_accelerate = [(Accelerator, "save_state"), (Accelerator, "load_state")]
+    of_deepspeed = engine_methods("save_checkpoint", "load_checkpoint")
+    for owner, name in of_deepspeed if grip.spec.uses_deepspeed else of_accelerate:
+        wrap(owner, name, noted)
