@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -63,6 +64,13 @@ def synchronize(device: str) -> None:
     """Wait until `device` has done all that it was given."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def most_of_ranks(values: Sequence[float], device: str) -> list[float]:
+    """Of each of `values` the largest that any rank has."""
+    largest = torch.tensor(values, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return [float(each) for each in largest]
 
 
 class RandomModel(Subject):

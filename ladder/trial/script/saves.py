@@ -19,6 +19,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ladder.trial.of_deepspeed import engine_methods
+from ladder.trial.subject import most_of_ranks
 from ladder.trial.wrapping import wrap
 
 OF_LIBRARIES = ("site-packages", "dist-packages")
@@ -85,10 +86,8 @@ class Saves:
 
     def taken(self) -> float:
         """Seconds that ranks needed for saves since the last call; of the slowest, for which the others wait."""
-        seconds = torch.tensor([self._seconds], device=self._device)
-        self._seconds = 0.0
-        torch.distributed.all_reduce(seconds, op=torch.distributed.ReduceOp.MAX)
-        return float(seconds[0])
+        seconds, self._seconds = self._seconds, 0.0
+        return most_of_ranks([seconds], self._device)[0]
 
     def _with_place(self, number: int, keyword: str, then: Any) -> Any:
         def called(own: Any, *arguments: Any, **options: Any) -> Any:
