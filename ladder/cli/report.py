@@ -78,12 +78,8 @@ def read_reported_run(folder: Path) -> ReportedRun:
     if not stored.records:
         raise UsageError(f"{str(folder)!r} has no results yet: no trial has ended; wait, or start the tune again.")
     return ReportedRun(
+        **vars(stored),
         folder=folder,
-        space=stored.space,
-        unsupported=stored.unsupported,
-        records=stored.records,
-        trial_seconds=stored.trial_seconds,
-        facts=stored.facts,
         config=_config(folder / ANSWER_NAME, answer(stored.records)),
         about=read_about(folder),
     )

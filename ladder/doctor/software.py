@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from ladder.doctor.builds import fix_of_build
 from ladder.doctor.check import Check, fail, ok, unseen, warn
-from ladder.launch.modules import module_command, module_environment
+from ladder.launch.modules import asked
 from ladder.launch.operator_builds import build_operators
 from ladder.launch.protecting import protection_here
 from ladder.machine.host import compiler
@@ -101,18 +101,11 @@ def about_torch() -> dict[str, Any]:
 
     OSError or subprocess.TimeoutExpired if it does not answer.
     """
-    done = subprocess.run(
-        module_command("ladder.trial.about"),
-        env=module_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=_TORCH_SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise OSError((done.stderr.strip().splitlines() or ["it ended without a message"])[-1])
-    about: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        said = asked("ladder.trial.about", seconds=_TORCH_SECONDS)
+    except subprocess.CalledProcessError as error:
+        raise OSError((error.stderr.strip().splitlines() or ["it ended without a message"])[-1]) from None
+    about: dict[str, Any] = json.loads(said.splitlines()[-1])
     return about
 
 

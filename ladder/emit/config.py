@@ -173,7 +173,7 @@ def _section(answer: Answer) -> dict[str, Any]:
         "host_memory_gib": gib(seen.peak_host),
         **_model_and_workload(workload),
         **_script(answer),
-        **_plain_answer(answer),
+        **({} if answer.plain is None else {"plain": plain_summary(answer.plain)}),
         "proof": answer.proof,
         "warnings": answer.warnings,
         "environment": launch_environment(answer),
@@ -247,11 +247,6 @@ def _script(answer: Answer) -> dict[str, Any]:
             **({"planned": asdict(planned)} if planned is not None else {}),
         }
     }
-
-
-def _plain_answer(answer: Answer) -> dict[str, Any]:
-    """What is faster without DeepSpeed, if anything is."""
-    return {} if answer.plain is None else {"plain": plain_summary(answer.plain)}
 
 
 def plain_summary(answer: Answer) -> dict[str, Any]:

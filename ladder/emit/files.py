@@ -88,7 +88,9 @@ def keep_others(texts: Mapping[Path, str], written: Path) -> list[Path]:
             is_ours = _digest(found) in (known.get(str(path)), _digest(_encoded(text)))
             copies = path.parent.glob(f"{glob.escape(path.name)}.old*")
             if found and not is_ours and not any(copy.read_bytes() == found for copy in copies):
-                kept.append(_free_name(path))
+                ends = itertools.chain([".old"], (f".old-{number}" for number in itertools.count(2)))
+                names = (path.with_name(f"{path.name}{end}") for end in ends)
+                kept.append(next(name for name in names if not os.path.lexists(name)))
                 shutil.copy2(path, kept[-1])
         except OSError as error:
             reason = error.strerror or error
@@ -97,12 +99,6 @@ def keep_others(texts: Mapping[Path, str], written: Path) -> list[Path]:
     with contextlib.suppress(EnvironmentFaultError):  # without it, more is kept next time
         write_atomically(written, json.dumps(known | digests))
     return kept
-
-
-def _free_name(path: Path) -> Path:
-    ends = itertools.chain([".old"], (f".old-{number}" for number in itertools.count(2)))
-    names = (path.with_name(f"{path.name}{end}") for end in ends)
-    return next(name for name in names if not os.path.lexists(name))
 
 
 def _digest(data: bytes) -> str:
@@ -123,7 +119,10 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         if is_replaceable(path):
             _replace(Path(os.path.realpath(path)), text, mode)
         else:
-            _write_in_place(path, text)
+            own = _own_stream(os.stat(path))
+            # Our own stream is not opened again: that would overwrite the file from its start.
+            with _text_to(os.open(path, os.O_WRONLY) if own is None else os.dup(own)) as stream:
+                stream.write(text)
     except OSError as error:
         raise EnvironmentFaultError(f"Cannot write {str(path)!r}: {error.strerror or error}.") from error
 
@@ -141,13 +140,6 @@ def _replace(path: Path, text: str, mode: int) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
-
-
-def _write_in_place(path: Path, text: str) -> None:
-    own = _own_stream(os.stat(path))
-    # Our own stream is not opened again: that would overwrite the file from its start.
-    with _text_to(os.open(path, os.O_WRONLY) if own is None else os.dup(own)) as stream:
-        stream.write(text)
 
 
 def _own_stream(found: os.stat_result) -> int | None:

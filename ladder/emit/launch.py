@@ -23,20 +23,21 @@ from ladder.workload.script import Script
 from ladder.workload.workload import Workload, mixed_precision
 
 
-def launch_script(answer: Answer, paths: OutputPaths) -> str:
+def launch_script(answer: Answer, paths: OutputPaths, explanation: str | None = None) -> str:
     """A bash script that runs the user's training script, given as its arguments, as the answer was measured.
 
-    Where that very script was tuned, it needs no arguments.
+    Where that very script was tuned, it needs no arguments. `explanation` is None for an answer with DeepSpeed.
     """
     if answer.workload.script is not None:
         return own_script(answer, answer.workload.script, paths)
     exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
-    config = f'"$here"/{_quoted(paths.config.name)}'
-    arguments = trainer_arguments(answer, paths.config, of_backend=False)
+    arguments = trainer_command_line(trainer_arguments(answer, paths.config, of_backend=False))
+    if explanation is None:  # accelerate's file has what chooses another backend
+        arguments = f'--deepspeed "$here"/{_quoted(paths.config.name)} {arguments}'
     binding, option, script = started(answer)
     lines = [
         "#!/usr/bin/env bash",
-        *_comment(_explanation(answer, paths)),
+        *_comment(explanation or _explanation(answer, paths)),
         "set -euo pipefail",
         *binding,
         "",
@@ -45,7 +46,7 @@ def launch_script(answer: Answer, paths: OutputPaths) -> str:
         "trainer=()",
         'if [ "${1-}" = --trainer ]; then',
         "  shift",
-        f"  trainer=(--deepspeed {config} {trainer_command_line(arguments)})",
+        f"  trainer=({arguments})",
         "fi",
         "if [ $# -eq 0 ]; then",
         '  echo "usage: bash $0 [--trainer] train.py [its arguments]" >&2',

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from ladder.emit.answer import Answer
-from ladder.emit.binding import started
-from ladder.emit.config import launch_environment
 from ladder.emit.files import OutputPaths
-from ladder.emit.launch import accelerate_start, own_script, words_of_adapters
-from ladder.emit.nodes import finding
+from ladder.emit.launch import launch_script, words_of_adapters
 from ladder.emit.settings import settings_of
-from ladder.emit.trainer import trainer_arguments, trainer_command_line
 from ladder.units import format_bytes
 
 
@@ -26,32 +21,7 @@ def plain_output(output: Path) -> Path:
 
 def plain_launch_script(answer: Answer, paths: OutputPaths) -> str:
     """A shell script that starts the user's training with `answer`."""
-    if answer.workload.script is not None:
-        return own_script(answer, answer.workload.script, paths)
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in launch_environment(answer).items()]
-    arguments = trainer_arguments(answer, paths.config, of_backend=False)  # which the file for accelerate has
-    binding, option, script = started(answer)
-    lines = [
-        "#!/usr/bin/env bash",
-        *(f"# {line}".rstrip() for line in _explanation(answer, paths).split("\n")),
-        "set -euo pipefail",
-        *binding,
-        'here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)',
-        "trainer=()",
-        'if [ "${1-}" = --trainer ]; then',
-        "  shift",
-        f"  trainer=({trainer_command_line(arguments)})",
-        "fi",
-        "if [ $# -eq 0 ]; then",
-        '  echo "usage: bash $0 [--trainer] train.py [its arguments]" >&2',
-        "  exit 2",
-        "fi",
-        *exports,
-        *finding(answer.num_nodes),
-        f"exec {accelerate_start(answer, paths, option)} \\",
-        f'  {script} ${{trainer[@]+"${{trainer[@]}}"}}',
-    ]
-    return "\n".join(lines) + "\n"
+    return launch_script(answer, paths, _explanation(answer, paths))
 
 
 def _explanation(answer: Answer, paths: OutputPaths) -> str:

@@ -10,7 +10,7 @@ from ladder.backends.base import Backend, EmittedTraining
 from ladder.backends.registry import backend_of
 from ladder.candidates.checkpointing import WayOfCheckpointing
 from ladder.emit.answer import Answer
-from ladder.emit.config import SECTION, candidate_key_in, launch_environment, model_folder, original_text
+from ladder.emit.config import SECTION, best_config, candidate_key_in, original_text
 from ladder.techniques.keys import candidate_of
 from ladder.techniques.registry import WAYS_OF_CHECKPOINTING
 from ladder.units import GIB
@@ -75,37 +75,8 @@ class Settings(EmittedTraining):
 
 
 def settings_of(source: Answer | Settings) -> Settings:
-    """The settings of an answer."""
-    if isinstance(source, Settings):
-        return source
-    workload, candidate = source.workload, source.candidate
-    return Settings(
-        model=_loadable(workload.model.name, workload.model.source, model_folder(workload.model)),
-        shape=workload.model.name,
-        seq_len=workload.seq_len,
-        dtype=workload.dtype,
-        optimizer=None if workload.keeps_optimizer else workload.optimizer,
-        gradient_clipping=workload.gradient_clipping,
-        micro_batch=candidate.micro_batch,
-        accumulation=candidate.accumulation,
-        checkpoint_every=candidate.checkpoint_every,
-        checkpointing=candidate.checkpointing,
-        techniques=candidate.engine.techniques,
-        world_size=source.world_size,
-        num_nodes=source.num_nodes,
-        device=source.device,
-        rung=candidate.engine.rung,
-        environment=launch_environment(source),
-        transformers=source.versions.get("transformers", ""),
-        host_memory=source.measurement.peak_host,
-        warnings=source.warnings,
-        learning_rate=source.learning_rate,
-        lora=workload.lora,
-        load_in=workload.load_in,
-        prepare_kbit=workload.prepare_kbit,
-        freeze=workload.freeze,
-        completions=workload.completions(source.world_size),
-    )
+    """The settings of an answer: those in its file."""
+    return source if isinstance(source, Settings) else settings_in(best_config(source))
 
 
 def settings_in(document: Mapping[str, Any]) -> Settings:

@@ -33,7 +33,28 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Alike:
+    """What is measured of a candidate and is the same on all ranks."""
+
+    skipped_steps: int = 0
+    """Optimizer steps that were skipped because of overflow during timing; their times do not count."""
+    loader_share: float | None = None
+    """Of an optimizer step, waiting for a script's own data loader; None where nothing was loaded."""
+    padding: float | None = None
+    """Share of the tokens that were padding, of a script's own batches."""
+    new_length_seconds: float | None = None
+    """What a micro-step takes longer on a batch of a length that no batch had before; None where all have one length,
+    and where steps are too long for it to matter."""
+    new_length_share: float | None = None
+    """Of a training's micro-steps: those with such a batch. The seconds above contain this share of it."""
+    compile_seconds: float | None = None
+    """What the first step took longer than the next, because it compiled; None where nothing is compiled."""
+    gradient_clipping: float | None = None
+    """What a script's own loop clips gradients to, seen in its proof; None where it says so before, or nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Alike):
     """What a trial measured of one candidate. Seconds are of the slowest rank, bytes of the rank that uses most."""
 
     accumulate_seconds: float | None
@@ -46,8 +67,6 @@ class Measurement:
     """Of consecutive windows of the optimizer steps, divided by the speed of a step of median seconds."""
     num_steps: int
     """Timed optimizer steps."""
-    skipped_steps: int = 0
-    """Optimizer steps that were skipped because of overflow during timing; their times do not count."""
     peak_allocated: int
     peak_reserved: int
     peak_device: int
@@ -69,20 +88,6 @@ class Measurement:
     """Mean of NVML's duty cycle over ranks, 0 to 1."""
     watts: float | None = None
     """Mean power of all GPUs together."""
-    sm_clock_mhz: float | None = None
-    loader_share: float | None = None
-    """Of an optimizer step, waiting for a script's own data loader; None where nothing was loaded."""
-    padding: float | None = None
-    """Share of the tokens that were padding, of a script's own batches."""
-    new_length_seconds: float | None = None
-    """What a micro-step takes longer on a batch of a length that no batch had before; None where all have one length,
-    and where steps are too long for it to matter."""
-    new_length_share: float | None = None
-    """Of a training's micro-steps: those with such a batch. The seconds above contain this share of it."""
-    compile_seconds: float | None = None
-    """What the first step took longer, because it compiled; None where nothing is compiled."""
-    gradient_clipping: float | None = None
-    """What a script's own loop clips gradients to; None where that was not seen."""
     matrix_flops: float | None = None
     """Operations per second of the slowest rank in the model's matrix products alone; None where not timed."""
 

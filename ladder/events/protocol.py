@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ladder.events.as_json import NotReadError, from_plain
-from ladder.events.outcome import OutcomeKind
+from ladder.events.outcome import Alike, OutcomeKind
 from ladder.events.protection import Level
 from ladder.events.step_policy import CandidateSpec, StepPolicy
+from ladder.workload.modules import Product
 from ladder.workload.script import OwnTraining, ScriptFacts, ScriptKind
 from ladder.workload.workload import OptimizerName, Task
 
@@ -27,16 +28,6 @@ Phase = Literal["process_group", "model", "engine", "warmup", "measure", "evalua
 RUN_MARKER = "LADDER_RUN_MARKER"
 UNREPORTED = os.EX_IOERR
 """The exit status of a rank that could not write its report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProductSpec:
-    """A size of matrix products, as `workload.matrices.Product`."""
-
-    inputs: int
-    outputs: int
-    count: int
-    tokens: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +42,8 @@ class ScriptSpec:
     """The folder that takes what a look or a trial would write into the user's."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """TrainingArguments of a trial or a run."""
+    kernels: tuple[str, ...] = ()
+    """Of a look: the Trainer's arguments that change its kernels."""
     resume: str = ""
     """Of a run with the Trainer: the checkpoint from which it goes on; empty for its beginning."""
     torch_limit: int = 0
@@ -141,7 +134,7 @@ class TrialSpec:
     parity: bool = False
     """Losses are compared with another engine's: weights depend on their names, there is no dropout, and the batch is
     always the same."""
-    products: tuple[ProductSpec, ...] = ()
+    products: tuple[Product, ...] = ()
     """The model's matrix products, which the proof times alone; empty for none."""
     save_folder: str | None = None
     """Where the proof writes the gathered weights; None keeps them in memory."""
@@ -202,7 +195,7 @@ class StepEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredEvent:
+class MeasuredEvent(Alike):
     """A candidate is measured. Step times are of the slowest rank, so they are the same in every rank's event."""
 
     kind: Literal["measured"] = "measured"
@@ -211,7 +204,6 @@ class MeasuredEvent:
     began: float
     accumulate_seconds: list[float]
     boundary_seconds: list[float]
-    skipped_steps: int
     peak_allocated: int
     peak_reserved: int
     peak_device: int
@@ -223,21 +215,8 @@ class MeasuredEvent:
     others: float | None = None
     """Of the time of the rank's cores, what other programs took where none was idle; None where it is not known."""
     losses: list[float]
-    loader_share: float | None = None
-    """Of an optimizer step: waiting for a script's own data loader."""
-    padding: float | None = None
-    """Share of the tokens that were padding, of a script's own batches."""
     micro_steps: int | None = None
     """Of each timed step; None where these are the whole steps of a script."""
-    new_length_seconds: float | None = None
-    """What a micro-step takes longer on a batch of a length that no batch had before; None where all have one length,
-    and where steps are too long for it to matter."""
-    new_length_share: float | None = None
-    """Of a training's micro-steps: those with such a batch. The seconds above contain this share of it."""
-    compile_seconds: float | None = None
-    """What the first step took longer than the next, because it compiled; None where nothing is compiled."""
-    gradient_clipping: float | None = None
-    """What a script's own loop clips gradients to, seen in its proof; None where it says so before, or nowhere."""
     matrix_flops: float | None = None
     """Operations per second in the model's matrix products alone, timed after a proof; None without memory for them."""
 

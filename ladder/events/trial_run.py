@@ -29,7 +29,6 @@ class DeviceUse:
     """Mean duty cycle over GPUs, 0 to 1."""
     watts: float | None
     """Mean power of all GPUs together."""
-    sm_clock_mhz: float | None
     peak_bytes: int | None
     """The most memory in use on any GPU, minus what was in use before the trial."""
     others: float | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 from ladder.candidates import Candidate
-from ladder.events.outcome import Measurement, Outcome, Purpose, Record
+from ladder.events.outcome import Alike, Measurement, Outcome, Purpose, Record
 from ladder.events.promise import window_speeds
 from ladder.events.protocol import DoneEvent, FailedEvent, MeasuredEvent, PhaseEvent, TrialSpec
 from ladder.events.step_policy import relative_spread
@@ -42,24 +42,18 @@ def judge(run: TrialRun, workload: Workload, candidates: Sequence[Candidate]) ->
         if measurement.peak_device > run.spec.memory_limit:
             records.append(_over_the_limit(key, measurement, run, purpose))
             continue
-        if run.spec.probe:
-            fits = Outcome(kind="fits")
-            records.append(
-                Record(candidate_key=key, trial=run.spec.trial, purpose=purpose, outcome=fits, measurement=measurement)
-            )
-            continue
-        step_seconds = measurement.step_seconds(accumulation)
-        records.append(
-            Record(
-                candidate_key=key,
-                trial=run.spec.trial,
-                purpose=purpose,
-                outcome=Outcome(kind="fits"),
-                measurement=measurement,
-                tokens_per_second=workload.tokens_per_step / step_seconds,
-                warnings=_warnings(measurement, run.spec.memory_limit),
-            )
+        record = Record(
+            candidate_key=key,
+            trial=run.spec.trial,
+            purpose=purpose,
+            outcome=Outcome(kind="fits"),
+            measurement=measurement,
         )
+        if not run.spec.probe:
+            speed = workload.tokens_per_step / measurement.step_seconds(accumulation)
+            warnings = _warnings(measurement, run.spec.memory_limit)
+            record = replace(record, tokens_per_second=speed, warnings=warnings)
+        records.append(record)
     if (outcome := ending_of(run)) is not None:
         passed = by_all.keys() | _left_out(run.spec, by_all)
         culprit = next((candidate.key for candidate in run.spec.candidates if candidate.key not in passed), None)
@@ -126,7 +120,6 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         spread=relative_spread(steps),
         window_speeds=window_speeds(steps, first.step_seconds(accumulation)),
         num_steps=len(first.boundary_seconds),
-        skipped_steps=first.skipped_steps,
         peak_allocated=max(event.peak_allocated for event in events),
         peak_reserved=max(event.peak_reserved for event in events),
         peak_device=max(fullest.peak_device, (use.peak_bytes or 0) if use else 0),
@@ -139,13 +132,7 @@ def _measurement(events: Sequence[MeasuredEvent], use: DeviceUse | None, accumul
         losses=tuple(first.losses),
         utilisation=use.utilisation if use else None,
         watts=use.watts if use else None,
-        sm_clock_mhz=use.sm_clock_mhz if use else None,
-        loader_share=first.loader_share,
-        padding=first.padding,
-        new_length_seconds=first.new_length_seconds,
-        new_length_share=first.new_length_share,
-        compile_seconds=first.compile_seconds,
-        gradient_clipping=first.gradient_clipping,
+        **{each.name: getattr(first, each.name) for each in fields(Alike)},
         matrix_flops=min((event.matrix_flops for event in events if event.matrix_flops), default=None),
     )
 
@@ -226,21 +213,15 @@ def _silent_death(run: TrialRun) -> Outcome | None:
         if rank in run.killed or any(isinstance(event, DoneEvent | FailedEvent) for event in run.events[rank]):
             continue
         moment = _last_phase(run, rank)
+        kind: Literal["host_oom", "crash"] = "host_oom"
         if status == -signal.SIGKILL and run.oom_kills > 0:
-            return Outcome(
-                kind="host_oom",
-                rank=rank,
-                moment=moment,
-                sentence=f"the kernel killed rank {rank} in {moment} because host memory ran out",
-            )
-        if status == -signal.SIGBUS:
-            return Outcome(
-                kind="host_oom", rank=rank, moment=moment, sentence=f"rank {rank} ran out of /dev/shm in {moment}"
-            )
-        how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
-        return Outcome(
-            kind="crash", rank=rank, moment=moment, sentence=f"rank {rank} {how} in {moment} without a report"
-        )
+            sentence = f"the kernel killed rank {rank} in {moment} because host memory ran out"
+        elif status == -signal.SIGBUS:
+            sentence = f"rank {rank} ran out of /dev/shm in {moment}"
+        else:
+            how = f"was killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+            kind, sentence = "crash", f"rank {rank} {how} in {moment} without a report"
+        return Outcome(kind=kind, rank=rank, moment=moment, sentence=sentence)
     return None
 
 

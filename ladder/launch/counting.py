@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import __version__
-from ladder.launch.modules import module_command, module_environment
+from ladder.launch.modules import asked
 from ladder.machine.cache import cache_folder, keep
 from ladder.machine.interpreter import has_module, ranks_python, version_of
 from ladder.techniques.registry import TECHNIQUES
@@ -46,46 +46,38 @@ def _count(
             problem=f"torch and transformers, which count it, are not installed for {ranks_python()}; name an "
             "interpreter that has them with --python"
         )
-    asked = asked_of(config, task, lora)
-    kept = _file_of(asked)
+    question = asked_of(config, task, lora)
+    kept = _file_of(question)
     reply = _read(kept)
     if reply is None:
         by = "transformers" if lora is None else "peft"
         note(f"Counting what model type {shorten(config['model_type'])} has with {by}, once.")
-        reply = ask(asked)
+        reply = ask(question)
         if reply and not any(str(reply.get(key, "")).startswith(_PASSING) for key in ("failed", "uncounted")):
-            _keep(kept, reply)
+            keep(kept, reply)  # without it the next call counts again
     return counted_from(reply) if reply else Counted(problem="counting what it has ended without an answer; try again")
 
 
 def asked_of(config: Mapping[str, Any], task: Task | None, lora: Mapping[str, Any] | None = None) -> str:
     """What the program is asked of `config`, `task` and adapters, as JSON."""
-    asked = {"config": config, "task": task, "replacing": _REPLACING}
-    return json.dumps(asked if lora is None else asked | {"lora": lora}, sort_keys=True)
+    question = {"config": config, "task": task, "replacing": _REPLACING}
+    return json.dumps(question if lora is None else question | {"lora": lora}, sort_keys=True)
 
 
-def ask(asked: str) -> dict[str, Any] | None:
+def ask(question: str) -> dict[str, Any] | None:
     """What the program replies to this JSON object; None if it does not."""
     quiet = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
-            module_command("ladder.trial.count"),
-            input=asked.encode(),
-            capture_output=True,
-            env=module_environment(quiet),
-            timeout=_SECONDS,
-            check=True,
-        )
-        reply: dict[str, Any] = json.loads(done.stdout)
+        reply: dict[str, Any] = json.loads(asked("ladder.trial.count", seconds=_SECONDS, changes=quiet, told=question))
         return reply
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _file_of(asked: str) -> Path:
+def _file_of(question: str) -> Path:
     """Where the reply is kept. What is counted depends on the versions of these programs."""
     versions = " ".join((__version__, _REPLY, *map(version_of, COUNTED_BY)))
-    return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {asked}'.encode()).hexdigest()[:24]}.json"
+    return cache_folder() / "counted" / f"{hashlib.sha256(f'{versions} {question}'.encode()).hexdigest()[:24]}.json"
 
 
 def _read(kept: Path) -> dict[str, Any] | None:
@@ -94,9 +86,3 @@ def _read(kept: Path) -> dict[str, Any] | None:
         return reply
     except (OSError, ValueError):
         return None
-
-
-def _keep(kept: Path, reply: dict[str, Any] | None) -> None:
-    """Without it the next call counts again, so nothing is said where the folder cannot be written."""
-    if reply is not None:
-        keep(kept, reply)

@@ -17,10 +17,9 @@ from ladder.events.protocol import UNREPORTED, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import Ending, TrialRun
 from ladder.launch.base import Deadlines, Launcher, Listener
 from ladder.launch.nvml import Gpus, Sampler
-from ladder.launch.oom_kills import OomKills
 from ladder.launch.staying import is_doubtful, set_aside
 from ladder.launch.trial_server import TrialServer
-from ladder.launch.watch import Watch, now
+from ladder.launch.watch import OomKills, Watch, now
 
 PRELOAD_IF_THERE = "preload_if_there"
 """The key of modules in a job that a server may leave out."""
@@ -226,7 +225,8 @@ class LocalLauncher(Launcher):
                     return False
                 continue
             if run.stop is None:
-                run.stop = self._cancellation() or _lost_gpu(sampler) or watch.overdue(server.is_stopped)
+                lost = Ending(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
+                run.stop = self._cancellation() or lost or watch.overdue(server.is_stopped)
                 if run.spec.share is not None and self._cancelled():
                     # Another node's rank may only have waited for one of ours.
                     run.stop = watch.stopped(server.is_stopped) or run.stop
@@ -271,10 +271,6 @@ def _note(events: Sequence[Mapping[str, Any]], run: TrialRun, watch: Watch) -> b
             run.stays = event["event"] == "stays"
             return True
     return False
-
-
-def _lost_gpu(sampler: Sampler | None) -> Ending | None:
-    return Ending(kind="environment", sentence=sampler.fault) if sampler and sampler.fault else None
 
 
 def _unkillable(left: Sequence[int], spec: TrialSpec) -> Ending | None:

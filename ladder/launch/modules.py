@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from ladder.launch.secrets import blanked_secrets
 from ladder.machine.cache import cache_folder
@@ -32,6 +34,24 @@ def module_command(name: str, *arguments: str) -> list[str]:
         code = _LAST if is_own() else _FIRST
         return [ranks_python(), "-c", code, packages_folder(cache_folder()), name, *arguments]
     return [sys.executable, "-c", _LAST, _PACKAGES, name, *arguments]
+
+
+def asked(
+    name: str, *arguments: str, seconds: float, changes: Mapping[str, str] = MappingProxyType({}), told: str = ""
+) -> str:
+    """What the module says as a program that is `told` something, within so many seconds.
+
+    OSError or subprocess.SubprocessError if it does not. `changes` as for `module_environment`.
+    """
+    return subprocess.run(
+        module_command(name, *arguments),
+        env=module_environment(changes),
+        input=told,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=True,
+    ).stdout
 
 
 def module_environment(changes: Mapping[str, str]) -> dict[str, str]:

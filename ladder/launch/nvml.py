@@ -38,7 +38,6 @@ class _Sample:
     used: tuple[int, ...]
     utilisation: tuple[float | None, ...]
     joules: tuple[float | None, ...]
-    clock_mhz: tuple[float | None, ...]
     others: tuple[float | None, ...]
 
 
@@ -80,7 +79,6 @@ class Gpus:
             used=tuple(used - before for used, before in zip(self._used(), self._before, strict=True)),
             utilisation=tuple(_try(lambda h: pynvml.nvmlDeviceGetUtilizationRates(h).gpu / 100, h) for h in handles),
             joules=tuple(_try(lambda h: pynvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1000, h) for h in handles),
-            clock_mhz=tuple(_try(lambda h: float(pynvml.nvmlDeviceGetClockInfo(h, 1)), h) for h in handles),
             others=tuple(_taken(*pair) for pair in zip(handles, self._others, strict=True)),
         )
 
@@ -163,18 +161,17 @@ class Sampler:
         times = [sample.t for sample in self._samples]
         first, last = bisect.bisect_left(times, began), bisect.bisect_right(times, ended)
         inside, window = self._samples[first:last], self._samples[max(0, first - 1) : last + 1]
-        taken = [_mean(of_a_gpu) for of_a_gpu in zip(*(sample.others for sample in window), strict=True)]
+        taken = [mean(of_a_gpu) for of_a_gpu in zip(*(sample.others for sample in window), strict=True)]
         return DeviceUse(
-            utilisation=_mean([value for sample in window for value in sample.utilisation]),
+            utilisation=mean([value for sample in window for value in sample.utilisation]),
             watts=_watts(window),
-            sm_clock_mhz=_mean([value for sample in window for value in sample.clock_mhz]),
             # Without the neighbouring samples: one may belong to the next candidate, which needs more memory.
             peak_bytes=max((max(sample.used) for sample in inside), default=None),
             others=max((each for each in taken if each is not None), default=None),
         )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

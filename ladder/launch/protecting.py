@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ladder.errors import EnvironmentFaultError
 from ladder.events.protection import ASKED, Level
-from ladder.launch.modules import module_command, module_environment
+from ladder.launch.modules import asked
 
 _SECONDS = 60.0
 """Chosen: two hundred times what it takes on an idle machine."""
@@ -33,18 +33,9 @@ def protection_here() -> Protection:
     Another process tries it: it makes a view and writes in it.
     """
     try:
-        done = subprocess.run(
-            module_command("ladder.trial.protection.level"),
-            env=module_environment({}),
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
+        found = json.loads(asked("ladder.trial.protection.level", seconds=_SECONDS))
     except subprocess.SubprocessError as error:
         return Protection(level="none", why=f"the process that tries it failed: {error}")
-    found = json.loads(done.stdout)
     if found["level"] is None:
         raise EnvironmentFaultError(f"The protection that {ASKED} asks for does not work here ({found['why']}).")
     return Protection(**found)

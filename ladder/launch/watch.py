@@ -23,6 +23,7 @@ from ladder.events.protocol import (
 )
 from ladder.events.trial_run import Ending
 from ladder.launch.base import Deadlines, Listener
+from ladder.machine.host import memory_cgroups
 from ladder.units import MIB
 
 _GRACE_SECONDS = 0.3
@@ -180,3 +181,35 @@ def _cap(log: Path) -> None:
     with suppress(OSError):  # it may not exist yet
         if log.stat().st_size > _LOG_BYTES:
             os.truncate(log, _LOG_KEPT_BYTES)  # the rank appends, so it continues from here
+
+
+class OomKills:
+    """Counts the kernel's OOM kills from now on in the memory cgroup (v2 or v1) of process `pid`.
+
+    If there were any in a trial, a rank that got SIGKILL ran out of host memory.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._files = [
+            cgroup.folder / ("memory.events" if cgroup.v2 else "memory.oom_control") for cgroup in memory_cgroups(pid)
+        ]
+        self._before = self._count()
+
+    def since(self) -> int:
+        """How many there were since."""
+        return max(0, self._count() - self._before)
+
+    def _count(self) -> int:
+        counts = (count for path in (*self._files, Path("/proc/vmstat")) if (count := _oom_kill(path)) is not None)
+        return next(counts, 0)  # the count of the whole machine only if no cgroup has one
+
+
+def _oom_kill(path: Path) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    except (OSError, ValueError):
+        return None
+    return None

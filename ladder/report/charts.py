@@ -49,11 +49,9 @@ class Scatter:
     y_title: str
     x_most: float
     series: tuple[Series, ...]
-    limit: float | None = None
+    limit: float
     """Of `x`."""
-    limit_label: str = ""
-    line: tuple[tuple[float, float], ...] = ()
-    line_label: str = ""
+    limit_label: str
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
@@ -74,7 +72,7 @@ class Bar:
     """A stacked bar: a length for each of the figure's parts, or None."""
 
     name: str
-    """The text beside the bar; empty if its group has only one bar."""
+    """The text beside the bar."""
     lengths: tuple[float | None, ...]
 
     @property
@@ -101,8 +99,8 @@ class Bars:
     """The format of a length, such as `,.1f`."""
     parts: tuple[Part, ...]
     groups: tuple[Group, ...]
-    limit: float | None = None
-    limit_label: str = ""
+    limit: float
+    limit_label: str
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:

@@ -1,11 +1,10 @@
-"""The bar charts of a report: memory by part, and where the tune's time went."""
+"""The bar chart of a report: memory by part."""
 
 from __future__ import annotations
 
 from ladder.events.outcome import Record
 from ladder.report.charts import COLOURS, FAILED, Bar, Bars, Group, Part
 from ladder.report.run_data import ReportedRun
-from ladder.report.times import PHASES
 from ladder.search.belief import believe
 from ladder.search.space import failed_in_setup, measured
 from ladder.units import GIB, format_bytes
@@ -45,7 +44,9 @@ def memory_by_part(run: ReportedRun) -> Bars | None:
         bars = [Bar(name="predicted", lengths=(*predicted, None, None, None)), _seen("trial", record, run)]
         if (proof := proofs.get(key)) is not None:
             bars.append(_seen("proof", proof, run))
-        groups.append(Group(label=_heading(key, run), bars=tuple(bars), is_answer=_is_answer(key, run)))
+        is_answer = run.answer is not None and key == run.answer.candidate_key
+        label = f"{key} (the answer)" if is_answer else key
+        groups.append(Group(label=label, bars=tuple(bars), is_answer=is_answer))
     limit = run.space.memory_limit / GIB
     return Bars(
         title=f"GiB of the fullest {run.rank_word}",
@@ -56,25 +57,6 @@ def memory_by_part(run: ReportedRun) -> Bars | None:
         limit=limit,
         limit_label=f"limit: {format_bytes(run.space.memory_limit)}",
     )
-
-
-def time_by_trial(run: ReportedRun) -> Bars | None:
-    """The tune's seconds by trial and phase."""
-    if not run.trial_seconds:
-        return None
-    phases = [
-        phase for phase in PHASES if any(seconds.get(phase, 0.0) >= 0.05 for seconds in run.trial_seconds.values())
-    ]
-    colours = dict(zip(PHASES, COLOURS, strict=True))
-    groups = [
-        Group(
-            label=f"{name}: {_what(name, run)}",
-            bars=(Bar(name="", lengths=tuple(run.trial_seconds[name].get(phase, 0.0) for phase in phases)),),
-        )
-        for name in sorted(run.trial_seconds)
-    ]
-    parts = tuple(Part(name=PHASES[phase], colour=colours[phase]) for phase in phases)
-    return Bars(title="seconds", unit="s", digits=",.1f", parts=parts, groups=tuple(groups))
 
 
 def needed(record: Record, run: ReportedRun) -> float:
@@ -113,21 +95,3 @@ def _seen(name: str, record: Record, run: ReportedRun) -> Bar:
         lengths[-2] = max(0, seen.peak_reserved - seen.peak_allocated) / GIB
         lengths[_OUTSIDE] = max(0, seen.peak_device - seen.peak_reserved) / GIB
     return Bar(name=name, lengths=tuple(length or None for length in lengths))
-
-
-def _heading(key: str, run: ReportedRun) -> str:
-    return f"{key} (the answer)" if _is_answer(key, run) else key
-
-
-def _is_answer(key: str, run: ReportedRun) -> bool:
-    return run.answer is not None and key == run.answer.candidate_key
-
-
-def _what(trial: str, run: ReportedRun) -> str:
-    records = [record for record in run.records if record.trial == trial]
-    if not records:
-        return "losses compared"
-    if records[0].purpose == "proof":
-        return f"proof of {records[0].candidate_key}"
-    engine = run.space.by_key[records[0].candidate_key].engine.key
-    return f"probe of {engine}" if records[0].purpose == "probe" else engine

@@ -6,15 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Rung
 from ladder.events.outcome import Record
+from ladder.runs.stored_run import StoredRun
 from ladder.search.ledger import Entry, ledger
 from ladder.search.policy import answer
-from ladder.search.space import Space, fastest
+from ladder.search.space import fastest
 
 ANSWER_NAME = "best_config.json"
 """The copy of the answer in its run folder."""
@@ -26,17 +25,10 @@ def is_simulated(facts: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportedRun:
-    """A finished tune, or a running one so far, in bytes and seconds."""
+class ReportedRun(StoredRun):
+    """What reports show of a tune."""
 
     folder: Path
-    space: Space
-    unsupported: Mapping[Rung, str]
-    records: Sequence[Record]
-    trial_seconds: Mapping[str, Mapping[str, float]]
-    """By trial and phase."""
-    facts: Mapping[str, Any]
-    """The facts in the history's fingerprint: model, GPU, versions, …"""
     config: Mapping[str, Any] | None
     """The content of the answer's best_config.json."""
     about: Mapping[str, str] = field(default_factory=dict)
@@ -74,31 +66,15 @@ class ReportedRun:
 
 
 def named_apart(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """`runs` with distinct names: runs with equal names would be mixed up in figures and tables."""
-    names = _names_apart([run.folder for run in runs])
-    return [replace(run, own_name=name) for run, name in zip(runs, names, strict=True)]
+    """`runs` with distinct names: runs with equal names would be mixed up in figures and tables.
 
-
-def _names_apart(folders: Sequence[Path]) -> list[str]:
-    """A name for each of `folders`: the shortest end of its path that is unique. Equal paths are numbered.
-
-    Symbolic links are not resolved: a user who gives two names wants to see both.
+    A name is the path from the folder that they have in common; equal paths are numbered. Symbolic links are not
+    resolved: a user who gives two names wants to see both.
     """
-    paths = [Path(os.path.abspath(folder)) for folder in folders]
-    ends = {path: _own_end(path, set(paths) - {path}) for path in paths}
+    paths = [os.path.abspath(run.folder) for run in runs]
+    top = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
     names: list[str] = []
-    for path in paths:
-        name, taken = ends[path], {*ends.values(), *names}
-        if paths.count(path) > 1:
-            name = next(each for number in count(1) if (each := f"{ends[path]} ({number})") not in taken)
-        names.append(name)
-    return names
-
-
-def _own_end(path: Path, others: set[Path]) -> str:
-    """The shortest end of `path` that none of `others` has."""
-    for length in range(1, len(path.parts)):
-        end = path.parts[-length:]
-        if all(other.parts[-length:] != end for other in others):
-            return str(Path(*end))
-    return str(path)
+    for place, path in enumerate(paths):
+        before = paths[:place].count(path)
+        names.append(os.path.relpath(path, top) + (f" ({before + 1})" if before else ""))
+    return [replace(run, own_name=name) for run, name in zip(runs, names, strict=True)]

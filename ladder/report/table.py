@@ -118,8 +118,11 @@ def terminal_table(entries: Sequence[Entry], width: int = 160, most: int | None 
     room = (width - sum(taken)) * (1 if wide else _LINES_OF_A_REASON)
     for entry, line in zip(shown, lines, strict=True):
         failed = entry.status == "measured" and entry.record is not None and entry.record.outcome.kind != "fits"
-        why = [] if narrow else [escape(_shortened(entry.brief or entry.why, room))]
-        table.add_row(*line, *why, style=_FAILED if failed else _STYLES.get(entry.status, ""))
+        why = entry.brief or entry.why
+        said = why if len(why) <= room else f"{why[: room - 1].rstrip()}…"
+        table.add_row(
+            *line, *([] if narrow else [escape(said)]), style=_FAILED if failed else _STYLES.get(entry.status, "")
+        )
     return table
 
 
@@ -168,10 +171,6 @@ def _figures(entry: Entry) -> tuple[str, str]:
     if entry.record is None or entry.record.measurement is None:
         return "", ""
     return f"{entry.record.tokens_per_second or 0:,.0f}", f"{entry.record.measurement.peak_device / GIB:.2f}"
-
-
-def _shortened(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1].rstrip()}…"
 
 
 def _ending(entry: Entry, *, narrow: bool) -> str:

@@ -10,7 +10,6 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import optuna
@@ -22,7 +21,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import CHECKPOINTING, Candidate
 from ladder.errors import EnvironmentFaultError, UsageError
 from ladder.events.outcome import Record
-from ladder.runs.journal import DamagedJournalError, Journal, keep_copy, open_storage
+from ladder.runs.journal import DamagedJournalError, Journal, open_storage
 from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 
@@ -41,7 +40,7 @@ of a trial's records."""
 _FIRST_FILES = frozenset({"trials", "lock", "reserve"})
 
 
-class History:
+class History(contextlib.AbstractContextManager["History"]):
     """An open run folder, locked against other tunes. `records` is everything measured so far, in order."""
 
     def __init__(self, folder: Path, fingerprint: str, facts: dict[str, Any]) -> None:
@@ -98,19 +97,13 @@ class History:
             return optuna.create_study(study_name=_STUDY, storage=storage, direction="maximize")
         except DamagedJournalError as damage:
             raise EnvironmentFaultError(
-                f"The history in {shown(self.folder)} is damaged (line {damage.line} of journal.log){self._kept()}; "
+                f"The history in {shown(self.folder)} is damaged (line {damage.line} of journal.log); "
                 "nothing was changed: restore it from a backup, or choose another --run-dir."
             ) from None
         except OSError as error:
             raise self.unwritable(error) from None
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError):
             raise self._of_another_version() from None
-
-    def _kept(self) -> str:
-        try:
-            return f", a copy is kept as {keep_copy(self._journal).name}"
-        except OSError as error:
-            return f", no copy could be made ({error.strerror})"
 
     def _of_another_version(self) -> UsageError:
         return UsageError(
@@ -229,12 +222,7 @@ class History:
             (self.folder / "reserve").unlink(missing_ok=True)
         os.close(self._lock)
 
-    def __enter__(self) -> History:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -100,17 +99,6 @@ def _whole_lines(data: bytes) -> int:
     last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
     # A zero byte means that the file had grown, but this part did not reach the disk.
     return last if b"\0" in data[last:whole] else whole
-
-
-def keep_copy(path: Path) -> Path:
-    """Copy `path` to a new name beside it; returns an earlier copy if that has the same content."""
-    number = 1
-    while (copy := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        if copy.read_bytes() == path.read_bytes():
-            return copy
-        number += 1
-    shutil.copy2(path, copy)
-    return copy
 
 
 def _check(lines: Sequence[bytes]) -> int:

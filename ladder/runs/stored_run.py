@@ -25,14 +25,14 @@ _RECORD = TypeAdapter(Record)
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A finished tune, or a running one so far."""
+    """A finished tune, or a running one so far, in bytes and seconds."""
 
     space: Space
     unsupported: dict[Rung, str]
     records: list[Record]
     """Only those that belong to the space of the folder's last tune."""
     trial_seconds: dict[str, dict[str, float]]
-    """Seconds by trial and phase."""
+    """By trial and phase."""
     facts: dict[str, Any]
     """The facts in the history's fingerprint: model, GPU, versions, …"""
 

@@ -194,7 +194,6 @@ class _Trial:
                     began=began,
                     accumulate_seconds=accumulate,
                     boundary_seconds=boundary,
-                    skipped_steps=0,
                     peak_allocated=int(truth.allocated * share),
                     peak_reserved=reserved,
                     peak_device=reserved + truth.outside,
@@ -204,7 +203,7 @@ class _Trial:
                     losses=losses,
                 ),
             )
-        self.run.device_use[spec.key] = DeviceUse(utilisation=None, watts=None, sm_clock_mhz=None, peak_bytes=None)
+        self.run.device_use[spec.key] = DeviceUse(utilisation=None, watts=None, peak_bytes=None)
 
     def _first_step_seconds(self) -> float:
         """Seconds of an optimizer step of the trial's first candidate, with its accumulation."""

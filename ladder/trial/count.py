@@ -31,13 +31,15 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from ladder.trial.count_block import Blocks, counted_blocks, kept_in_32_bits, length_to_run, of_step
-from ladder.trial.count_kinds import cut_to_kinds, kinds_of, share_letters
 from ladder.trial.count_modules import Row, add_adapters, add_asked_adapters, compacted, name_what_they_read, rows_of
 from ladder.trial.count_structure import (
     ACTIVE_EXPERTS,
     blocks_of,
+    cut_to_kinds,
+    kinds_of,
     number_in,
     positions_of,
+    share_letters,
     shares_of,
     stacks_of,
     text_modules,

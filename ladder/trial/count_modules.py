@@ -211,14 +211,10 @@ def compacted(rows: Sequence[Row]) -> list[Row]:
 def _starred(row: Row, numbers: tuple[int, ...]) -> Row:
     if not numbers:
         return row
-    starred = row | {"name": _with_stars(row["name"])}
+    starred = row | {"name": ".".join("*" if part.isdigit() else part for part in row["name"].split("."))}
     if "layer" in row:
         starred["layer"] = row["layer"] - numbers[0]
     return starred
-
-
-def _with_stars(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _ranged(group: Sequence[tuple[tuple[int, ...], Row]]) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -10,15 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_PR_SET_CHILD_SUBREAPER = 36
-"""Defined in Linux's prctl.h."""
 _LOOK_SECONDS = 0.01
 """Between two checks of processes that are being killed. Chosen: most end sooner."""
-
-
-def adopt_orphans() -> None:
-    """From now on, a descendant whose parent ends becomes a child of this process and not of init."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def has_children() -> bool:

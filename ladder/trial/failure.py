@@ -86,7 +86,9 @@ def classify(error: BaseException, device: str) -> tuple[OutcomeKind, bool]:
     def says(patterns: tuple[str, ...]) -> bool:
         return any(pattern in text for pattern in patterns)
 
-    if _NCCL_PINNED_OOM in text or (_pinning(error) and ("out of memory" in text or "invalid argument" in text)):
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    is_pinning = any("pin_memory" in frame.name or "pin_memory" in (frame.line or "") for frame in frames)
+    if _NCCL_PINNED_OOM in text or (is_pinning and ("out of memory" in text or "invalid argument" in text)):
         return "pinned_oom", False
     if isinstance(error, OverLimitError) or type(error).__name__ == "OutOfMemoryError":
         return "gpu_oom", False
@@ -105,11 +107,3 @@ def bytes_asked(error: BaseException) -> int | None:
     """The size of the failed allocation if the message names it."""
     match = _ASKED.search(str(error))
     return int(float(match.group(1)) * _UNITS[match.group(2)]) if match else None
-
-
-def _pinning(error: BaseException) -> bool:
-    return any("pin_memory" in frame.name or "pin_memory" in (frame.line or "") for frame in _frames(error)[-3:])
-
-
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    return list(traceback.extract_tb(error.__traceback__))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import resource
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -42,50 +42,63 @@ _LEFT = 0.5
 engine uses it first, so that its own peak is above."""
 
 
-class Gauge(Protocol):
+class Gauge(ABC):
+    def __init__(self) -> None:
+        self._limit = 0
+        self._host, self._others = HostMemory(), OtherPrograms()
+
+    @abstractmethod
     def start(self, limit: int) -> None:
         """Limit this process to `limit` bytes from now on; called before each trial, with a process group."""
 
+    @abstractmethod
     def is_clear(self) -> bool:
         """Whether the trial before left so little memory that another one is measured as in a new process."""
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget the peaks."""
 
     def settle(self) -> bool:
-        """Lower torch's limit by what libraries have allocated outside torch since the start.
+        """Lower torch's limit by what libraries have allocated outside torch since the start, if it alone has one.
 
         True if torch has reserved more than the new limit since the last `reset`: then steps within it are still to
         come. Raises OverLimitError if the memory outside torch alone is too much.
         """
+        return False
 
-    def lift(self) -> None:
+    def lift(self) -> None:  # noqa: B027 - only torch's allocator may be limited, and reporting does not use it
         """Remove the limit, so that a rank that exceeded it can still report."""
 
+    @abstractmethod
     def read(self) -> Reading: ...
 
+    @abstractmethod
     def free(self) -> int:
         """Bytes left under the limit now."""
+
+    def _reading(self, **device: int) -> Reading:
+        """With what is held on the host."""
+        held, others = self._host.held(), self._others.share()
+        return Reading(**device, peak_host=self._host.peak(), held_host=held, others=others)
 
 
 def make_gauge(device: str, gpu_uuid: str | None) -> Gauge:
     return CudaGauge(gpu_uuid or "") if device == "cuda" else CpuGauge()
 
 
-class CudaGauge:
+class CudaGauge(Gauge):
     """Limits torch's allocator to the limit minus the memory that the process uses outside torch, according to NVML.
 
     That is the use of the whole GPU minus what was in use before: containers hide figures by process.
     """
 
     def __init__(self, gpu_uuid: str) -> None:
+        super().__init__()
         self._used = UsedMemory(gpu_uuid)
         self._before = self._used.read()
         self._outside_after_first: int | None = None
-        self._limit = 0
         self._retries = 0
-        self._host = HostMemory()
-        self._others = OtherPrograms()
 
     def _outside(self) -> int:
         return max(0, self._used.read() - self._before - torch.cuda.memory_reserved())
@@ -116,9 +129,6 @@ class CudaGauge:
         limit_torch(room)
         return torch.cuda.max_memory_reserved() > room
 
-    def lift(self) -> None:
-        """Nothing to do: only torch's allocator is limited, and reporting does not use it."""
-
     def reset(self) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -135,22 +145,19 @@ class CudaGauge:
                 f"torch reserved {format_bytes(reserved)} and {format_bytes(outside)} are in use outside torch, "
                 f"more than the limit of {format_bytes(self._limit)}"
             )
-        return Reading(
+        return self._reading(
             allocated=torch.cuda.max_memory_allocated(),
             reserved=reserved,
             device=reserved + outside,
             outside_torch=outside,
-            peak_host=self._host.peak(),
-            held_host=self._host.held(),
             alloc_retries=self._alloc_retries() - self._retries,
-            others=self._others.share(),
         )
 
     def free(self) -> int:
         return max(0, self._limit - slack(self._limit) - self._outside() - torch.cuda.memory_allocated())
 
 
-class CpuGauge:
+class CpuGauge(Gauge):
     """Limits the process's data segment (RLIMIT_DATA) to its size at the start plus the limit.
 
     The kernel does not record the peak of the data segment, so a thread samples it every few milliseconds.
@@ -159,11 +166,9 @@ class CpuGauge:
     _PERIOD_SECONDS = 0.005
 
     def __init__(self) -> None:
-        self._limit = 0
+        super().__init__()
         self._before = 0
         self._peak = 0
-        self._host = HostMemory()
-        self._others = OtherPrograms()
         self._sampler = threading.Thread(target=self._sample, name="gauge", daemon=True)
 
     def start(self, limit: int) -> None:
@@ -180,12 +185,9 @@ class CpuGauge:
             self._peak = max(self._peak, data_bytes())
 
     def is_clear(self) -> bool:
-        _give_back()
+        with suppress(AttributeError):  # only glibc can return free memory to the kernel
+            ctypes.CDLL(None).malloc_trim(0)
         return data_bytes() - self._before <= _LEFT * (self._peak - self._before)
-
-    def settle(self) -> bool:
-        """Nothing to do: the limit applies to the whole process."""
-        return False
 
     def lift(self) -> None:
         limit_data(resource.RLIM_INFINITY)
@@ -196,16 +198,7 @@ class CpuGauge:
 
     def read(self) -> Reading:
         peak = max(0, max(self._peak, data_bytes()) - self._before)
-        return Reading(
-            allocated=peak,
-            reserved=peak,
-            device=peak,
-            outside_torch=0,
-            peak_host=self._host.peak(),
-            held_host=self._host.held(),
-            alloc_retries=0,
-            others=self._others.share(),
-        )
+        return self._reading(allocated=peak, reserved=peak, device=peak, outside_torch=0, alloc_retries=0)
 
     def free(self) -> int:
         return max(0, self._before + self._limit - data_bytes())
@@ -229,12 +222,6 @@ def tell_deepspeed(free: Callable[[], int]) -> None:
 def limit_data(most: int) -> None:
     """Let this process's data segment have `most` bytes."""
     resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
-
-
-def _give_back() -> None:
-    """Let the C library return free memory to the kernel, where it can (glibc)."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def data_bytes() -> int:

@@ -16,6 +16,7 @@ from ladder.trial.model import DTYPES, build_model
 from ladder.trial.model_class import auto_class, model_config
 from ladder.trial.preload import unhide
 from ladder.trial.reporter import Reporter, now
+from ladder.trial.subject import most_of_ranks
 
 _ROUNDS, _SECONDS = 3, 2.0
 """A batch is generated so often, or for so long in all. Chosen: a single short round may be disturbed."""
@@ -36,7 +37,7 @@ def generate_all(spec: TrialSpec, generation: GenerationSpec, reporter: Reporter
     gauge.start(spec.memory_limit)
     began = now()
     writer = _Writer(spec, generation, generation.load, reporter)
-    (load_seconds,) = writer.slowest([now() - began])
+    (load_seconds,) = most_of_ranks([now() - began], spec.device)
     speed = 0.0
     for candidate in spec.candidates:
         reporter.candidate = candidate.key
@@ -61,7 +62,7 @@ def _measured(writer: _Writer, batch: int, load_seconds: float, gauge: Gauge) ->
     rounds: list[list[float]] = []
     while len(rounds) < _ROUNDS and sum(map(sum, rounds)) < _SECONDS:
         tokens, *seconds = writer.write(prompts, writer.new_tokens)
-        rounds.append(writer.slowest(seconds))
+        rounds.append(most_of_ranks(seconds, writer.device))
     prompt_seconds, new_seconds = min(rounds, key=sum)
     reading = gauge.read()
     return GeneratedEvent(
@@ -100,7 +101,7 @@ class _Writer:
         self, spec: TrialSpec, generation: GenerationSpec, arguments: dict[str, Any], reporter: Reporter
     ) -> None:
         self._spec, self._generation, self.reporter = spec, generation, reporter
-        self.new_tokens = generation.new_tokens
+        self.new_tokens, self.device = generation.new_tokens, spec.device
         # Of a rank that is alone; the gauge limits its first GPU only.
         self.other_devices = range(1, torch.cuda.device_count() if spec.device == "cuda" else 0)
         for device in self.other_devices:
@@ -155,8 +156,3 @@ class _Writer:
                 streamer=times,
             )
         return made[:, -new_tokens:], times.at[1] - times.at[0], times.at[-1] - times.at[1]
-
-    def slowest(self, seconds: list[float]) -> list[float]:
-        times = torch.tensor(seconds, device=self._spec.device)
-        dist.all_reduce(times, op=dist.ReduceOp.MAX)
-        return [float(each) for each in times]

@@ -13,7 +13,6 @@ named under "failed" with the reason. When the parent ends, so do the ranks.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,10 +31,9 @@ import torch.distributed as dist
 from ladder.machine.rates import BETWEEN_NODES, Found, slowest
 from ladder.trial.machine_rates import Point, device_rates, link_rates, optimizer_rate
 from ladder.trial.preload import HIDDEN
-from ladder.trial.store import store_at
+from ladder.trial.protection import kernel
+from ladder.trial.store import meeting_point, store_at
 
-_PR_SET_PDEATHSIG = 1
-"""Defined in Linux's prctl.h."""
 _JOIN_SECONDS = 120.0
 """Chosen: other nodes import torch only then, which may take a minute from a slow shared file system."""
 
@@ -48,24 +46,15 @@ def main() -> int:
     ranks = range(job["share"]["count"])
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"rank{rank}.json" for rank in ranks]
-        with _meeting_point(job["share"], job["world"]) as listener:
+        share = job["share"]
+        listener, share["port"] = meeting_point(share["address"], share["port"], job["world"])
+        print(json.dumps({"port": share["port"]}), flush=True)
+        with listener:
             pids = [_forked(job, rank, files[rank], listener, has_adam) for rank in ranks]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         found = [_found_by(rank, files[rank], statuses[rank]) for rank in ranks]
     print(json.dumps(slowest(found)), flush=True)
     return 0
-
-
-def _meeting_point(share: dict[str, Any], world: int) -> socket.socket:
-    """Where the ranks meet: bound here and served by rank 0, so that no other process can take the port."""
-    address = share["address"]
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    if share["port"] == 0:
-        listener.bind((address, 0))
-        listener.listen(world)
-        share["port"] = listener.getsockname()[1]
-    print(json.dumps({"port": share["port"]}), flush=True)
-    return listener
 
 
 def _forked(job: Mapping[str, Any], rank: int, file: Path, listener: socket.socket, has_adam: bool) -> int:
@@ -79,13 +68,9 @@ def _forked(job: Mapping[str, Any], rank: int, file: Path, listener: socket.sock
         file.write_text(json.dumps(found))
         status = 0
     finally:
-        _leave(status)
-
-
-def _leave(status: int) -> NoReturn:
-    with suppress(OSError):
-        sys.stderr.flush()
-    os._exit(status)  # no destructors: they take seconds
+        with suppress(OSError):
+            sys.stderr.flush()
+        os._exit(status)  # no destructors: they take seconds
 
 
 def _measured(job: Mapping[str, Any], rank: int, listener: socket.socket, has_adam: bool) -> Found:
@@ -168,7 +153,7 @@ def _found_by(rank: int, file: Path, status: int) -> Found:
 
 def _end_with(parent: int) -> None:
     """Have the kernel kill this process when `parent` ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

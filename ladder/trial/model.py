@@ -170,12 +170,10 @@ def make_batch(
     """
     shape = (micro_batch, spec.seq_len)
     ids = torch.randint(4, vocab_size, shape, generator=generator).to(spec.device)
-    labels = torch.randint(4, vocab_size, shape, generator=generator).to(spec.device) if _has_decoder(spec) else ids
+    labels = (
+        torch.randint(4, vocab_size, shape, generator=generator).to(spec.device) if spec.task == "seq2seq-lm" else ids
+    )
     return {"input_ids": ids, "labels": labels}
-
-
-def _has_decoder(spec: TrialSpec) -> bool:
-    return spec.task == "seq2seq-lm"
 
 
 def make_optimizer(spec: TrialSpec, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ladder.trial.descendants import adopt_orphans, end_descendants
+from ladder.trial.descendants import end_descendants
+from ladder.trial.protection import kernel
 
 # Our names of operators, and DeepSpeed's builders for them.
 BUILDERS = {
@@ -132,7 +133,7 @@ def main() -> int:
         return _build(sys.argv[1])
     parent = int(sys.argv[2])
     os.nice(int(sys.argv[3]))
-    adopt_orphans()
+    kernel.adopt_orphans()
     supervisor = threading.Thread(target=_end_with, args=(parent,), daemon=True)
     supervisor.start()
     status = _build(sys.argv[1])

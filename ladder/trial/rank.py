@@ -132,13 +132,10 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         return
     backend = backend_of(spec)
     device = torch.device("cuda", 0) if spec.device == "cuda" else None
-    clock = _Clock()
     if device is not None:
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)
-        clock.lap("context")
     store = store_at(address, port, spec.world_size, listen_fd if rank == 0 else None, seconds=60)
-    clock.lap("store")
     dist.init_process_group(
         backend.collectives(spec),
         store=store,
@@ -147,14 +144,10 @@ def _join(spec: TrialSpec, rank: int, port: int, listen_fd: int | None) -> None:
         timeout=_COLLECTIVE_TIMEOUT,
         device_id=device,
     )
-    clock.lap("init_process_group")
     backend.join(spec)
-    clock.lap("backend")
     _claim_buffers(spec)
-    clock.lap("first collectives")
     for technique in techniques_of(spec):
         technique.prepare()
-    clock.lap("optimizer")
 
 
 def _claim_buffers(spec: TrialSpec) -> None:
@@ -168,18 +161,6 @@ def _claim_buffers(spec: TrialSpec) -> None:
         torch.cuda.synchronize()
         del shard, whole
         torch.cuda.empty_cache()
-
-
-class _Clock:
-    """Writes to the rank's log how long each part of `_join` took."""
-
-    def __init__(self) -> None:
-        self._last = now()
-
-    def lap(self, what: str) -> None:
-        time_now = now()
-        print(f"ladder: {what} {time_now - self._last:.3f} s", flush=True)
-        self._last = time_now
 
 
 def _train_model(spec: TrialSpec, reporter: Reporter, gauge: Gauge) -> None:

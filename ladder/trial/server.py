@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ladder.events.as_json import from_json
-from ladder.trial.descendants import adopt_orphans, end_descendants, has_children, kill_descendants
+from ladder.trial.descendants import end_descendants, has_children, kill_descendants
 from ladder.trial.preload import UnknownModelError, load_operators, preload
 from ladder.trial.protection import kernel
 from ladder.trial.protection.level import Protection, View
@@ -81,7 +81,9 @@ class Server:
                 readable, _, _ = select.select(heard, [], [])
                 self._hear(readable)
                 if self._wake in readable:
-                    _drain(self._wake)
+                    with suppress(BlockingIOError):
+                        while os.read(self._wake, 4096):
+                            pass
                     self._reap()
                 if self._requests in readable and not self._read_requests():
                     break
@@ -115,6 +117,7 @@ class Server:
 
     def _start(self, request: dict[str, Any]) -> None:
         from ladder.events.protocol import TrialSpec
+        from ladder.trial.store import meeting_point
 
         spec = from_json(TrialSpec, Path(request["spec"]).read_bytes())
         self._busy, self._waiting, self._started = True, False, frozenset(spec.local_ranks)
@@ -125,12 +128,8 @@ class Server:
         if spec.script is not None:
             spec = self._with_view(spec)
         address, port = (spec.share.address, spec.share.port) if spec.share is not None else ("127.0.0.1", 0)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as listener:
-            if port == 0:  # bound here and served by rank 0, so that no other process can take the port
-                listener.bind((address, 0))
-                listener.listen(spec.world_size)
-                port = listener.getsockname()[1]
+        listener, port = meeting_point(address, port, spec.world_size)
+        with listener:
             for rank in spec.local_ranks:
                 ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._lines[rank] = ours
@@ -200,7 +199,9 @@ class Server:
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _volunteer()
+            with suppress(OSError):  # a container may forbid it; the kernel then chooses by size
+                # If the host runs out of memory, the kernel should kill this rank and not somebody else's process.
+                Path("/proc/self/oom_score_adj").write_text("1000")
             for fd in (self._requests, self._events, self._wake, self._wake_write):
                 os.close(fd)
             for other in self._lines.values():
@@ -247,27 +248,11 @@ class Server:
             return  # the controller has ended, and stdin ends next
 
 
-def _volunteer() -> None:
-    """If the host runs out of memory, the kernel should kill this rank and not somebody else's process."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        return  # a container may forbid it; the kernel then chooses by size
-
-
 def _is_hung_up(fd: int) -> bool:
     """Whether the other end of the pipe is closed, even if there is still data in the pipe."""
     poll = select.poll()
     poll.register(fd, 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))
-
-
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        return
 
 
 def _import(job: Mapping[str, Any]) -> None:
@@ -290,7 +275,7 @@ def main() -> int:
     """Run the server: requests come on stdin, events go to stdout."""
     # While the server imports it does not read its stdin, so the kernel kills it when the controller ends.
     kernel.die_with_parent(signal.SIGKILL)
-    adopt_orphans()
+    kernel.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the controller handles Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it was inherited as ignored, children could not be waited for
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # it may be inherited as blocked

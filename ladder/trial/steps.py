@@ -7,14 +7,11 @@ import statistics
 import time
 from dataclasses import dataclass, field, replace
 
-import torch
-import torch.distributed as dist
-
 from ladder.events.protocol import TrialSpec
 from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.trial.first_times import FirstTimes
 from ladder.trial.reporter import Reporter
-from ladder.trial.subject import Kind, Subject, synchronize
+from ladder.trial.subject import Kind, Subject, most_of_ranks, synchronize
 from ladder.trial.techniques import techniques_of
 
 _NEW_LENGTHS, _MOST_NEW = 2, 4
@@ -93,7 +90,6 @@ class Stepper:
         self._subject, self._spec, self._reporter = subject, spec, reporter
         self._fewest: int = spec.deepspeed["gradient_accumulation_steps"]
         self._first_differs = any(technique.first_differs for technique in techniques_of(spec))
-        self._flag = torch.zeros(1, device=spec.device)
         self._before = _NO_STEP  # the last untimed step
         self._on_new_lengths = list[float]()  # micro-steps of the candidate
         self._share_of_new = 0.0
@@ -130,7 +126,8 @@ class Stepper:
         Returns the losses.
         """
         losses, self._on_new_lengths = [], list[float]()
-        (self._share_of_new,) = self._slowest([self._subject.share_of_new_lengths(candidate)])  # the same on all ranks
+        share = self._subject.share_of_new_lengths(candidate)
+        (self._share_of_new,) = most_of_ranks([share], self._spec.device)  # the same on all ranks
         if self._share_of_new > 0:
             losses = self._meet_new_lengths(candidate)
         self._began = time.perf_counter()
@@ -206,7 +203,7 @@ class Stepper:
             elapsed, loss = self._micro_step(candidate, kind, is_boundary=micro_step == micro_steps)
             seconds.append(elapsed)
             losses.append(loss)
-        *before, boundary = self._slowest(seconds)
+        *before, boundary = most_of_ranks(seconds, self._spec.device)
         accumulate = accumulate_seconds(before, candidate.accumulation, first_differs=self._first_differs)
         whole = candidate.step_seconds(accumulate, boundary)
         return Step(accumulate, boundary, whole, losses, skipped=self._subject.skipped_steps > skipped_before)
@@ -221,16 +218,9 @@ class Stepper:
         self._reporter.step(elapsed)
         return elapsed, float(loss)
 
-    def _slowest(self, seconds: list[float]) -> list[float]:
-        times = torch.tensor(seconds, device=self._spec.device)
-        dist.all_reduce(times, op=dist.ReduceOp.MAX)
-        return [float(second) for second in times]
-
     def agree(self, stop: bool) -> bool:
         """Whether any rank says stop: their clocks and limits may differ slightly."""
-        self._flag.fill_(float(stop))
-        dist.all_reduce(self._flag, op=dist.ReduceOp.MAX)
-        return bool(self._flag[0] > 0)
+        return most_of_ranks([float(stop)], self._spec.device)[0] > 0
 
 
 def accumulate_seconds(before: list[float], accumulation: int, *, first_differs: bool) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,39 +21,42 @@ Kind = Literal["longest", "usual", "new"]
 """Of a batch: the longest that the data have, a usual one, or a usual one of a length that no batch had before."""
 
 
-class Subject(Protocol):
+class Subject(ABC):
     """A model with random weights on random tokens, or a user's own script."""
 
-    is_even: bool
+    is_even = True
     """All batches of one size take the same time."""
+    shared_seconds = 0.0
+    """What a micro-step takes beside `train_on`: its share of work that is done once for several."""
 
     @property
-    def shared_seconds(self) -> float:
-        """What a micro-step takes beside `train_on`: its share of work that is done once for several."""
-
-    @property
+    @abstractmethod
     def skipped_steps(self) -> int:
         """Optimizer steps that were left out because gradients overflowed."""
 
+    @abstractmethod
     def use(self, candidate: CandidateSpec) -> None:
         """Get ready for the micro-steps of `candidate`."""
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> None:  # noqa: B027 - a script's own steps begin with nothing
         """The next micro-step is the first of an optimizer step."""
 
     def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
         """Of a training's micro-steps: those whose batches are of a length that no batch had before, 0 to 1."""
+        return 0.0
 
+    @abstractmethod
     def draw(self, candidate: CandidateSpec, kind: Kind) -> Any:
         """A batch of that kind for `train_on`."""
 
+    @abstractmethod
     def train_on(self, batch: Any, *, is_boundary: bool) -> torch.Tensor | float:
         """Forward, backward and, where `is_boundary`, the optimizer's step; returns the loss."""
 
-    def evaluate(self, candidate: CandidateSpec) -> None:
+    def evaluate(self, candidate: CandidateSpec) -> None:  # noqa: B027 - a script's proof is its own loop
         """One evaluation pass at the candidate's micro-batch."""
 
-    def gather(self, save_folder: str | None) -> None:
+    def gather(self, save_folder: str | None) -> None:  # noqa: B027 - as `evaluate`
         """Gather the full 16-bit weights on rank 0's host as a save does; written to disk only under `save_folder`."""
 
 
@@ -61,11 +66,15 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-class RandomModel:
-    """A model with random weights, trained on random tokens of full length."""
+def most_of_ranks(values: Sequence[float], device: str) -> list[float]:
+    """Of each of `values` the largest that any rank has."""
+    largest = torch.tensor(values, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return [float(each) for each in largest]
 
-    is_even = True
-    shared_seconds = 0.0
+
+class RandomModel(Subject):
+    """A model with random weights, trained on random tokens of full length."""
 
     def __init__(self, model: PreTrainedModel, training: Training, spec: TrialSpec, reporter: Reporter) -> None:
         self._model, self._training = model, training
@@ -88,9 +97,6 @@ class RandomModel:
     def begin_step(self) -> None:
         if self._spec.parity:
             self._generator.manual_seed(self._seed)
-
-    def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
-        return 0.0
 
     def draw(self, candidate: CandidateSpec, kind: Kind) -> dict[str, torch.Tensor]:
         batch = make_batch(self._spec, self._vocab_size, candidate.micro_batch, self._generator)

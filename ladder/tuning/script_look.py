@@ -21,6 +21,7 @@ from ladder.launch.rank_environment import script_environment
 from ladder.launch.sweep import run_marker
 from ladder.machine.described import Machine
 from ladder.machine.lease import InterruptedWaitError
+from ladder.techniques.registry import TECHNIQUES
 from ladder.text import shown
 from ladder.workload.script import Script, ScriptFacts
 
@@ -28,6 +29,8 @@ _PREPARATION_SECONDS = 3600.0
 """Of a script before it trains. Chosen: a large data set is tokenised in less, and a script that waits for what never
 comes must end."""
 _LOOK = "ladder-look-"
+_KERNELS = tuple(name for each in TECHNIQUES.values() if each.replaces_kernels for name in each.trainer_arguments())
+"""Arguments of the Trainer that change its kernels."""
 Launching = Callable[[Path, str, Mapping[str, Any], Mapping[str, str]], AbstractContextManager[Launcher]]
 """From a folder, a marker, a server's job and its environment to a launcher of one rank."""
 
@@ -94,7 +97,12 @@ def _look(command: Sequence[str], machine: Machine, folder: Path) -> TrialSpec:
         },
         candidates=(),
         memory_limit=machine.memory_limit,
-        script=ScriptSpec(command=tuple(command), mode="look", scratch=str(folder / "scratch")),
+        script=ScriptSpec(
+            command=tuple(command),
+            mode="look",
+            scratch=str(folder / "scratch"),
+            kernels=_KERNELS,
+        ),
     )
 
 

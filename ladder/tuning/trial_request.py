@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine
-from ladder.events.protocol import ProductSpec, ScriptSpec, TrialSpec
+from ladder.events.protocol import ScriptSpec, TrialSpec
 from ladder.events.step_policy import CandidateSpec, StepPolicy
 from ladder.launch.base import Deadlines
 from ladder.machine.described import Machine
@@ -131,7 +131,7 @@ def trial_spec(
         steps=replace(steps, sustained_seconds=sustained),
         proof=proof,
         probe=probe,
-        products=_products(workload) if proof and script is None else (),
+        products=products_of(workload.model) if proof and script is None else (),
         stop_at=stop_at,
         save_folder=save_folder,
         script=script,
@@ -147,10 +147,6 @@ def _partly_trained(workload: Workload) -> dict[str, Any]:
         "prepare_kbit": workload.prepare_kbit,
         "freeze": workload.freeze,
     }
-
-
-def _products(workload: Workload) -> tuple[ProductSpec, ...]:
-    return tuple(ProductSpec(**asdict(product)) for product in products_of(workload.model))
 
 
 def rank_modules_of(engine: Engine) -> tuple[str, ...]:

@@ -82,9 +82,9 @@ class ScriptFacts:
     """What a look at a script found, right before it would have begun to train."""
 
     kind: ScriptKind
-    path: str
+    path: str = ""
     """Of the program's file."""
-    digest: str
+    digest: str = ""
     """SHA-256 of that file."""
     model_config_json: dict[str, Any]
     model_class: str

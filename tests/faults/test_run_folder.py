@@ -80,7 +80,7 @@ def refused(folder: Path, kind: type[LadderError] = EnvironmentFaultError, *, ad
 # Damage
 
 
-def test_a_byte_changed_anywhere_in_the_middle_is_refused_with_a_copy_kept(written: Path, in_memory: Path) -> None:
+def test_a_byte_changed_anywhere_in_the_middle_is_refused_and_left_as_it_is(written: Path, in_memory: Path) -> None:
     whole = (written / "journal.log").read_bytes()
     start_of_last = whole.rindex(b"\n", 0, len(whole) - 1) + 1
     dice = random.Random(5)
@@ -93,8 +93,8 @@ def test_a_byte_changed_anywhere_in_the_middle_is_refused_with_a_copy_kept(writt
         (folder / "journal.log").write_bytes(damaged)
         sentence = refused(folder)
         assert "is damaged (line " in sentence, where
-        assert "a copy is kept as journal.log.damaged-1" in sentence
-        assert (folder / "journal.log.damaged-1").read_bytes() == damaged
+        assert "nothing was changed" in sentence
+        assert (folder / "journal.log").read_bytes() == damaged
         shutil.rmtree(folder)
 
 
@@ -118,20 +118,6 @@ def test_larger_damage_is_refused_too(copied: Path, damage: Callable[[list[bytes
     journal.write_bytes(b"".join(damage(before.splitlines(keepends=True))))
     assert journal.read_bytes() != before
     assert "is damaged" in refused(copied)
-
-
-def test_each_different_damage_keeps_its_own_copy_and_the_same_one_is_kept_once(copied: Path) -> None:
-    journal = copied / "journal.log"
-    whole = journal.read_bytes()
-    for damaged in (b"[" + whole[1:], b"]" + whole[1:]):
-        journal.write_bytes(damaged)
-        for _ in range(2):
-            refused(copied)
-    kept = sorted(path.name for path in copied.glob("journal.log.damaged-*"))
-    assert kept == ["journal.log.damaged-1", "journal.log.damaged-2"]
-    assert (copied / kept[0]).read_bytes() == b"[" + whole[1:]
-    journal.write_bytes(whole)
-    assert records_in(copied) == RECORDS
 
 
 def test_what_optuna_dashboard_notes_down_is_no_damage(copied: Path) -> None:

@@ -192,7 +192,7 @@ from types import SimpleNamespace
 import torch
 from deepspeed.accelerator import get_accelerator
 from ladder.events.protocol import ScriptSpec
-from ladder.trial.script.limited import limit_run
+from ladder.trial.script.start import limit_run
 script = ScriptSpec(command=("train.py",), mode="run", torch_limit=2 << 30)
 limit_run(SimpleNamespace(device="cuda", memory_limit=3 << 30), script)
 taken = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")

@@ -89,7 +89,7 @@ def test_it_runs_as_a_module() -> None:
 
 
 PUBLISHES = """
-from ladder.trial.script.publishing import publish_nothing
+from ladder.trial.script.running import publish_nothing
 publish_nothing()
 from huggingface_hub import HfApi, create_repo, upload_file
 print(HfApi().create_repo("somebody/model", exist_ok=True).repo_id, create_repo("somebody/other").repo_id)

@@ -9,7 +9,7 @@ import torch
 from helpers import TINY_CONFIG
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from ladder.trial.script.evaluation import evaluate
+from ladder.trial.script.trainer_proof import evaluate
 
 LENGTHS = [4 + number % 50 for number in range(200)]
 

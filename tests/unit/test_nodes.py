@@ -132,7 +132,7 @@ def test_a_node_unlike_the_first_is_named(other: dict[str, Any], said: str) -> N
 
 
 def test_a_part_survives_its_way_to_the_controller_on_the_controllers_clock(tmp_path: Path) -> None:
-    use = DeviceUse(utilisation=0.5, watts=300.0, sm_clock_mhz=None, peak_bytes=7)
+    use = DeviceUse(utilisation=0.5, watts=300.0, peak_bytes=7)
     stop = Ending(kind="hang", sentence="it hangs", rank=1)
     sent = part(tmp_path, exits={1: -9}, killed=frozenset({1}), stop=stop, oom_kills=2, started=110.0)
     sent.device_use["a"] = use
@@ -170,15 +170,13 @@ def test_of_ranks_that_hang_on_several_nodes_the_stopped_one_is_named_or_the_one
 
 def test_power_of_all_nodes_adds_up_and_what_one_does_not_know_is_unknown(tmp_path: Path) -> None:
     def using(watts: float | None, peak: int) -> TrialRun:
-        use = DeviceUse(utilisation=watts and 0.5, watts=watts, sm_clock_mhz=None, peak_bytes=peak)
+        use = DeviceUse(utilisation=watts and 0.5, watts=watts, peak_bytes=peak)
         return part(tmp_path, device_use={"a": use})
 
     def together(*parts: TrialRun) -> DeviceUse:
         return merged(parts[0].spec, parts, ["x", "y"], [[], []], None).device_use["a"]
 
-    assert together(using(100.0, 5), using(200.0, 7)) == DeviceUse(
-        utilisation=0.5, watts=300.0, sm_clock_mhz=None, peak_bytes=7
-    )
+    assert together(using(100.0, 5), using(200.0, 7)) == DeviceUse(utilisation=0.5, watts=300.0, peak_bytes=7)
     assert together(using(100.0, 5), using(None, 7)).watts is None
     assert merged(tiny_trial(tmp_path, 1), [using(1.0, 1), part(tmp_path)], ["x", "y"], [], None).device_use == {}
 

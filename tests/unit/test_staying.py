@@ -77,7 +77,7 @@ def test_what_only_just_fits_is_measured_again_with_all_the_room_there_is(
     seen = measured_event("zero2 ckpt=on mb=1", **{"peak_device": GIB, **changes})
     run = ended(DONE, DONE)
     run.events[0].insert(0, seen)
-    run.device_use = {seen.candidate: DeviceUse(utilisation=None, watts=None, sm_clock_mhz=None, peak_bytes=used)}
+    run.device_use = {seen.candidate: DeviceUse(utilisation=None, watts=None, peak_bytes=used)}
     assert is_doubtful(run) == doubtful
 
 

@@ -121,7 +121,7 @@ def test_bytes_are_of_the_fullest_rank_and_host_memory_of_all_together() -> None
 def test_what_nvml_saw_counts_unless_the_trial_has_far_more_of_the_optimizer_than_a_training(
     boundary: float, accumulation: int, told: bool
 ) -> None:
-    use = DeviceUse(utilisation=0.9, watts=700.0, sm_clock_mhz=1500.0, peak_bytes=6 * GIB, others=0.4)
+    use = DeviceUse(utilisation=0.9, watts=700.0, peak_bytes=6 * GIB, others=0.4)
     event = measured(boundary_seconds=[boundary] * 3, micro_steps=accumulation)
     report: list[Event] = [event, phase("teardown", 6.0), DoneEvent(t=7.0)]
     record = only(records_of(report, report, device_use={FIRST.key: use}))

@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.emit.accelerate import accelerate_config, to_yaml
-from ladder.emit.exporters.base import (
-    Exporter,
-    as_text,
-    warning_comments,
-)
+from ladder.emit.exporters.base import Exporter, as_text, warning_comments
 from ladder.emit.settings import Settings
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from ladder.backends.registry import MAIN
 from ladder.emit.config import SECTION
-from ladder.emit.exporters.base import (
-    Exporter,
-)
+from ladder.emit.exporters.base import Exporter
 from ladder.emit.settings import Settings
 from ladder.errors import UsageError
 

@@ -8,11 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ladder.emit.accelerate import to_yaml
-from ladder.emit.exporters.base import (
-    Exporter,
-    as_text,
-    opening_comment,
-)
+from ladder.emit.exporters.base import Exporter, as_text, opening_comment
 from ladder.emit.nodes import PORT
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, CHECKPOINTING_KWARGS, trainer_arguments

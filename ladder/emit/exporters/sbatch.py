@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.emit.exporters.base import (
-    Exporter,
-    as_text,
-    export_lines,
-    launch_line,
-    making_accelerate,
-    warning_comments,
-)
+from ladder.emit.exporters.base import Exporter, as_text, export_lines, launch_line, making_accelerate, warning_comments
 from ladder.emit.files import OutputPaths
 from ladder.emit.nodes import accelerate_options, finding, number_of_node
 from ladder.emit.settings import Settings
@@ -97,13 +90,8 @@ def _job_name(shape: str) -> str:
 
 
 def _host_memory(settings: Settings) -> list[str]:
-    """The lines that request host memory. With the partition's default, the cgroup would kill a job that offloads.
-
-    Empty if the file does not say how much was used: a guess could be less than the default.
-    """
+    """The lines that request host memory. With the partition's default, the cgroup would kill a job that offloads."""
     held = settings.host_memory // settings.num_nodes
-    if held is None:
-        return []
     asked = held + held // 10 + _LOADERS_OF_A_RANK * settings.ranks_of_a_node
     return [
         f"# Host memory: the ranks used {format_bytes(held)} when this was measured; this requests a tenth more, and",

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.emit.exporters.base import (
-    Exporter,
-    as_text,
-    export_lines,
-    launch_line,
-    warning_comments,
-)
+from ladder.emit.exporters.base import Exporter, as_text, export_lines, launch_line, warning_comments
 from ladder.emit.nodes import finding
 from ladder.emit.settings import Settings
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.emit.exporters.base import (
-    Exporter,
-)
+from ladder.emit.exporters.base import Exporter
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import trainer_arguments
 

@@ -8,11 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ladder.emit.accelerate import to_yaml
-from ladder.emit.exporters.base import (
-    Exporter,
-    making_accelerate,
-    opening_comment,
-)
+from ladder.emit.exporters.base import Exporter, making_accelerate, opening_comment
 from ladder.emit.files import OutputPaths
 from ladder.emit.settings import Settings
 from ladder.emit.trainer import CHECKPOINTING, trainer_arguments

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ladder.events.protocol import Event, MeasuredEvent, TrialSpec
 from ladder.events.trial_run import DeviceUse, Ending, TrialRun
+from ladder.launch.nvml import mean
 
 
 def merged(
@@ -17,6 +18,7 @@ def merged(
     Times are on the controller's clock. It started when the last node's ranks existed. The caller knows when it was
     requested, and when it ended.
     """
+    used = list(parts[0].device_use) if parts else []  # of those that every node knows
     return TrialRun(
         spec=spec,
         events=events,
@@ -25,7 +27,11 @@ def merged(
         stop=stop or _first_stop(parts, names, events),
         oom_kills=sum(part.oom_kills for part in parts),
         started=max((part.started for part in parts), default=0.0),
-        device_use={key: _together([part.device_use[key] for part in parts]) for key in _used_everywhere(parts)},
+        device_use={
+            key: _together([part.device_use[key] for part in parts])
+            for key in used
+            if all(key in part.device_use for part in parts)
+        },
     )
 
 
@@ -55,24 +61,12 @@ def _first_stop(parts: Sequence[TrialRun], names: Sequence[str], events: list[li
     return min(named, key=order, default=None)
 
 
-def _used_everywhere(parts: Sequence[TrialRun]) -> list[str]:
-    """The candidates whose device use every node knows."""
-    first = parts[0].device_use if parts else {}
-    return [key for key in first if all(key in part.device_use for part in parts)]
-
-
 def _together(uses: Sequence[DeviceUse]) -> DeviceUse:
     """Of nodes with as many GPUs each: power adds up, shares and clocks are means."""
     watts = [use.watts for use in uses]
     return DeviceUse(
-        utilisation=_mean([use.utilisation for use in uses]),
+        utilisation=mean([use.utilisation for use in uses]),
         watts=None if None in watts else sum(each for each in watts if each is not None),
-        sm_clock_mhz=_mean([use.sm_clock_mhz for use in uses]),
         peak_bytes=max((use.peak_bytes for use in uses if use.peak_bytes is not None), default=None),
         others=max((use.others for use in uses if use.others is not None), default=None),
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

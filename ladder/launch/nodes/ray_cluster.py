@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.errors import EnvironmentFaultError, UsageError
-from ladder.launch.modules import module_command, module_environment
+from ladder.launch.modules import asked, module_command
 from ladder.launch.nodes.connection import Node
 from ladder.text import shown
 
@@ -53,19 +53,11 @@ def _node(described: dict[str, Any], gpus: int | None, *, is_unique: bool) -> No
 
 def _listed() -> list[dict[str, Any]]:
     try:
-        done = subprocess.run(
-            module_command(_PIPE, "--list"),
-            env=module_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_SECONDS,
-            check=True,
-        )
+        said = asked(_PIPE, "--list", seconds=_ANSWER_SECONDS, changes=os.environ)
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or str(error)
         last = shown(said.strip().splitlines()[-1]) if said.strip() else ""
         raise EnvironmentFaultError(
             f"No Ray cluster answers ({last}); start one with `ray start --head`, or set RAY_ADDRESS."
         ) from None
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]

@@ -12,11 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from ladder import __version__
 from ladder.report.charts import Chart
-from ladder.report.figures import memory_by_part, time_by_trial
-from ladder.report.front import front
+from ladder.report.figures import memory_by_part
 from ladder.report.page.svg import svg
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
-from ladder.report.speed_figure import speed_against_memory, speed_over_time
+from ladder.report.speed_figure import speed_against_memory
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
@@ -31,7 +30,6 @@ from ladder.report.summary import (
 from ladder.report.table import rows
 from ladder.report.times import total_line
 from ladder.search.belief import LIKELY
-from ladder.units import GIB
 
 _COLUMNS = (
     ("rung", "rung", "rung"),
@@ -85,12 +83,8 @@ def compile_template() -> None:
 
 _SPEED = (
     "Every candidate, as its trial measured it or as it is predicted. Bars show how far a figure may be off: half the "
-    "interquartile range of the measured steps, or the 80% range of a prediction. The dotted line joins the candidates "
-    "that no other one beats in both speed and memory. The dashed line is the memory limit."
-)
-_ORDER = (
-    "Each trial and proof where it ended, without the seconds between them. Bars show half the interquartile range of "
-    "the measured steps. The dotted line is the fastest that was proven so far."
+    "interquartile range of the measured steps, or the 80% range of a prediction. The dashed line is the memory "
+    "limit."
 )
 _MEMORY = (
     "The answer and the best candidate of each engine: memory as predicted before any trial, and as measured in the "
@@ -113,7 +107,6 @@ def _figure_of(name: str, heading: str, caption: str, chart: Chart | None) -> di
 
 def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
     config = dict(run.config) if run.config is not None else None
-    spent = total_line(run.trial_seconds, on_paper=run.simulated)
     return {
         "id": name,
         "name": run.name,
@@ -126,13 +119,11 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "warnings": cautions(run),
         "usage": _blocks(usage(config, (run.folder / ANSWER_NAME).absolute())) if config else [],
         "config_json": json.dumps(config, indent=2) if config else None,
-        "speed": _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
-        "front": _front(run),
         "figures": [
-            _figure_of(f"{name}-order", "The tune over time", _ORDER, speed_over_time(run)),
+            _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
             _figure_of(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
-            _figure_of(f"{name}-time", "Where the tune's time went", spent, time_by_trial(run)),
         ],
+        "spent": total_line(run.trial_seconds, on_paper=run.simulated),
         "ledger": _ledger(run),
         "kinds": sorted({str(row["outcome"]) for row in rows(run.entries, {})}),
         "rank": run.rank_word,
@@ -150,21 +141,6 @@ def _blocks(usage: str) -> list[dict[str, str]]:
         else:
             blocks[-1]["command"] += f"{line}\n"
     return [{**block, "command": block["command"].rstrip()} for block in blocks]
-
-
-def _front(run: ReportedRun) -> list[list[str]]:
-    """The Pareto front as a table; empty if it has only one candidate."""
-    steps = front(run.records)
-    return [
-        [
-            step.key,
-            f"{step.peak / GIB:.2f}",
-            f"{step.tokens_per_second:,.0f}",
-            f"+{step.per_gib:,.0f}" if step.per_gib is not None else "",
-        ]
-        for step in steps
-        if len(steps) > 1
-    ]
 
 
 def _ledger(run: ReportedRun) -> list[dict[str, Any]]:

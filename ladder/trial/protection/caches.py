@@ -20,7 +20,8 @@ _OF_MPS = "/tmp/nvidia-mps"
 def caches() -> list[str]:
     """The real paths of those in this environment; they exist. None holds the working folder or the user's home."""
     home = os.environ.get("HF_HOME")
-    wanted = [place for name, place in os.environ.items() if _NAMED.search(name) and _is_place(place)]
+    named = [place for name, place in os.environ.items() if _NAMED.search(name)]
+    wanted = [place for place in named if os.path.isabs(place) or os.path.isdir(place)]  # others are switches
     wanted += [os.path.join(home, name) for name in _OF_HUGGING_FACE] if home else []
     wanted += [os.environ.get("XDG_CACHE_HOME") or "~/.cache", compiled_by_inductor()]
     wanted += _OF_GPUS if os.path.exists("/dev/nvidiactl") else ()
@@ -32,11 +33,6 @@ def caches() -> list[str]:
             os.makedirs(place, mode=0o700, exist_ok=True)
     own = [os.path.realpath(each) for each in (os.getcwd(), user)]
     return sorted(each for each in found if os.path.isdir(each) and not any(is_in(place, each) for place in own))
-
-
-def _is_place(text: str) -> bool:
-    """Not a switch: other variables have such names too."""
-    return os.path.isabs(text) or os.path.isdir(text)
 
 
 def is_in(place: str, folder: str) -> bool:

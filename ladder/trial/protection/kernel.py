@@ -10,7 +10,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000  # defined in sched.h
 NOSUID, BIND, RECURSIVE, SLAVE = 0x2, 0x1000, 0x4000, 0x80000  # defined in mount.h
 _READ_ONLY, _AT_FDCWD, _AT_RECURSIVE = 0x1, -100, 0x8000  # defined in mount.h and fcntl.h
-_PDEATHSIG, _DROP_BOUNDING, _NO_NEW_PRIVILEGES = 1, 24, 38  # defined in prctl.h
+_PDEATHSIG, _DROP_BOUNDING, _CHILD_SUBREAPER, _NO_NEW_PRIVILEGES = 1, 24, 36, 38  # defined in prctl.h
 _CAPABILITIES_VERSION, _SYS_ADMIN = 0x20080522, 21  # defined in capability.h
 # Defined in unistd.h, for all architectures alike.
 _MOUNT_SETATTR, _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 442, 444, 445, 446
@@ -69,6 +69,11 @@ def make_read_only(place: str) -> None:
 
 def die_with_parent(signal: int) -> None:
     _call("prctl", _PDEATHSIG, signal)
+
+
+def adopt_orphans() -> None:
+    """From now on, a descendant whose parent ends becomes a child of this process and not of init."""
+    _call("prctl", _CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def drop_capabilities() -> None:

@@ -55,7 +55,8 @@ class Protection:
         OSError if there is none.
         """
         folder = os.path.realpath(folder)
-        kept = _outermost({*caches(), *(os.path.realpath(each) for each in real)}, folder)
+        places = {*caches(), *(os.path.realpath(each) for each in real)}
+        kept = sorted(each for each in places if not any(is_in(each, other) for other in {*places, folder} - {each}))
         if self.level is not None:
             return _made(self.level, folder, kept)
         asked = os.environ.get(ASKED)
@@ -123,11 +124,6 @@ def _made(level: Level, folder: str, kept: Sequence[str]) -> View:
     if level == "overlay":
         return OverlayView(folder, kept, _room())
     return LandlockView(folder, kept) if level == "landlock" else _OpenView()
-
-
-def _outermost(places: set[str], folder: str) -> list[str]:
-    """Those that are in no other one, and not in `folder`."""
-    return sorted(each for each in places if not any(is_in(each, other) for other in {*places, folder} - {each}))
 
 
 def _room() -> int:

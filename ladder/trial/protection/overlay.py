@@ -177,7 +177,7 @@ class _Layers:
         if place in _AS_THEY_ARE:
             self._bind(place)
             return
-        if self._mounts.get(place) == "autofs" or _is_read_only(place):
+        if self._mounts.get(place) == "autofs" or os.statvfs(place).f_flag & os.ST_RDONLY:
             self._bind(place)
         elif not os.path.isdir(place) or not self._overlay(place):
             if below and (names := self._names(place)) is not None:
@@ -299,10 +299,6 @@ def _mounts() -> dict[str, str]:
 def _is_own(place: str) -> bool:
     found = os.stat(place)
     return (found.st_uid, found.st_gid) == (os.geteuid(), os.getegid())
-
-
-def _is_read_only(place: str) -> bool:
-    return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
 
 
 def _make_like(place: str, new: str) -> None:

@@ -56,7 +56,9 @@ def hold_deepspeed(grip: Grip) -> None:
         grip.made.schedule = grip.made.schedule or ready[3]  # which a configuration names
         set_checkpointing(loop.engine.module, grip.spec.candidates[0])
         if data is None:
-            _rebatch(loader, grip.spec.candidates[0].micro_batch)
+            vars(loader).update(
+                vars(rebatched(loader, grip.spec.candidates[0].micro_batch))
+            )  # the script has it already
         loop.hold(loader if data is None else ready[2], lambda batch: batch)
         return ready
 
@@ -94,11 +96,6 @@ def _loader_of(data: Any, given: dict[str, Any], config: dict[str, Any], world_s
         micro_batch = int(config.get("train_batch_size") or 1) // (accumulation * world_size)
     shuffles = not isinstance(data, torch.utils.data.IterableDataset)
     return DataLoader(data, batch_size=max(1, micro_batch), shuffle=shuffles, collate_fn=given.get("collate_fn"))
-
-
-def _rebatch(loader: DataLoader[Any], micro_batch: int) -> None:
-    """Change the micro-batch of a loader that the script has already."""
-    vars(loader).update(vars(rebatched(loader, micro_batch)))
 
 
 def _own_config(given: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from ladder.trial.script.hold import NotTakenHoldOfError
+from ladder.trial.script.samples import Samples, shape_of
 from ladder.workload.lora import Lora
 from ladder.workload.script import OwnEngine
 
@@ -37,6 +38,19 @@ def model_facts(model: Any) -> dict[str, Any]:
         "held": _most_of(each for each in model.parameters() if each.is_floating_point()),
         "can_checkpoint": hasattr(model, "gradient_checkpointing_enable"),
         "trains_16_bits": any(each.requires_grad and each.dtype in _SHORT for each in model.parameters()),
+    }
+
+
+def sample_facts(samples: Samples) -> dict[str, Any]:
+    """The same of the samples that it trains on."""
+    rows, longest = shape_of(samples.longest(1))
+    return {
+        "longest": longest,
+        "rows": rows,
+        "mean_tokens": samples.mean_tokens(),
+        "num_samples": samples.total,
+        "num_looked_at": len(samples.sizes),
+        "sizes": samples.read_singly,
     }
 
 

@@ -18,13 +18,12 @@ import torch.distributed as dist
 
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.reporter import now
-from ladder.trial.script.evaluation import evaluate
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError
 from ladder.trial.script.real_steps import RealSteps
 from ladder.trial.script.samples import Samples
-from ladder.trial.script.trainer_proof import RealStepsOfTrainer
+from ladder.trial.script.trainer_proof import RealStepsOfTrainer, evaluate
 from ladder.trial.script.trainer_steps import TrainerSubject
-from ladder.trial.subject import Kind, synchronize
+from ladder.trial.subject import Kind, most_of_ranks, synchronize
 from ladder.workload.script import Generation
 
 SETTINGS = (
@@ -191,9 +190,7 @@ class GeneratingSubject(TrainerSubject):
         began = time.perf_counter()
         generate()
         synchronize(device)
-        seconds = torch.tensor([time.perf_counter() - began], device=device)
-        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-        return float(seconds[0])
+        return most_of_ranks([time.perf_counter() - began], device)[0]
 
 
 class RealStepsOfGenerating(RealStepsOfTrainer):

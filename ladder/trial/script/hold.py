@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ladder.events.protocol import CheckpointEvent, HeldEvent, LookedEvent, ScriptSpec, TrialSpec
 from ladder.trial.gauge import Gauge
@@ -22,7 +23,6 @@ from ladder.trial.script.loop_end import LoopEnd
 from ladder.trial.script.options import has_trainer_options, setting
 from ladder.trial.script.program import Program
 from ladder.trial.script.saves import OF_LIBRARIES, Saves
-from ladder.trial.script.steps_made import StepsMade
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
 
@@ -34,6 +34,51 @@ class NotTakenHoldOfError(RuntimeError):
     """The script did not begin to train in a way that is known here."""
 
     is_sentence = True
+
+
+class StepsMade:
+    """Counts micro-steps at `backward` and optimizer steps at `step`, from `listen` on.
+
+    All of them pass there: loss.backward(), accelerate's and DeepSpeed's engine. A backward pass inside another one, as
+    checkpointing may make, is a part of it. An optimizer that steps several times after a backward pass, once for each
+    of its groups, makes one step.
+    """
+
+    def __init__(self) -> None:
+        self.micro_steps = self.optimizer_steps = 0
+        self.accumulation = 0
+        """Micro-steps of the optimizer step that had the most."""
+        self.forwards = 0
+        """Through an engine, of which gradients could be asked."""
+        self.before_backward = list[Callable[[Any], None]]()
+        """Called with what a micro-step's backward pass begins at, usually the loss."""
+        self.schedule: Any = None
+        """Of the learning rate, where the script gave it to its engine."""
+        self.compared = set[str]()
+        """What of the first training's plan was compared with the script's own."""
+        self._is_passing, self._passes = False, 0
+
+    def listen(self) -> None:
+        wrap(torch.autograd, "backward", self._passed)
+        register_optimizer_step_pre_hook(self._stepped)
+
+    def _passed(self, own: Any, tensors: Any, *arguments: Any, **options: Any) -> None:
+        if self._is_passing:
+            own(tensors, *arguments, **options)
+            return
+        self.micro_steps += 1
+        self._is_passing, self._passes = True, self._passes + 1
+        try:
+            for told in self.before_backward:
+                told(tensors)
+            own(tensors, *arguments, **options)
+        finally:
+            self._is_passing = False
+
+    def _stepped(self, *_: Any) -> None:
+        if self._passes:
+            self.accumulation, self._passes = max(self.accumulation, self._passes), 0
+            self.optimizer_steps += 1
 
 
 @dataclass(frozen=True)
@@ -166,19 +211,12 @@ def note_checkpoints(grip: Grip) -> None:
 
     def noted(own: Any, *arguments: Any, **options: Any) -> Any:
         done = own(*arguments, **options)
-        found = done[0] if isinstance(done, tuple) else done  # the folder that was read: None where there was none
-        if found is not None:
+        # DeepSpeed's begins with the folder that was read: None where there was none.
+        if not (isinstance(done, tuple) and done[0] is None):
             grip.reporter.send(CheckpointEvent(t=now()))
         return done
 
-    def noted_by_accelerate(own: Any, *arguments: Any, **options: Any) -> Any:
-        done = own(*arguments, **options)
-        grip.reporter.send(CheckpointEvent(t=now()))
-        return done
-
-    if grip.spec.uses_deepspeed:
-        for owner, name in engine_methods("save_checkpoint", "load_checkpoint"):
-            wrap(owner, name, noted)
-    else:
-        for name in ("save_state", "load_state"):
-            wrap(Accelerator, name, noted_by_accelerate)
+    of_accelerate = [(Accelerator, "save_state"), (Accelerator, "load_state")]
+    of_deepspeed = engine_methods("save_checkpoint", "load_checkpoint")
+    for owner, name in of_deepspeed if grip.spec.uses_deepspeed else of_accelerate:
+        wrap(owner, name, noted)

@@ -11,7 +11,7 @@ import torch
 from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.samples import Samples
-from ladder.trial.subject import Kind
+from ladder.trial.subject import Kind, Subject
 
 if TYPE_CHECKING:
     from ladder.trial.script.loops import Loop
@@ -20,7 +20,7 @@ Move = Callable[[Any], Any]
 """Puts a batch where the script's own loader would have put it."""
 
 
-class LoopSubject:
+class LoopSubject(Subject):
     """Micro-steps of the script's own loop, on batches of its own samples."""
 
     def __init__(self, loop: Loop, samples: Samples, move: Move) -> None:
@@ -41,16 +41,13 @@ class LoopSubject:
         return int(getattr(self._loop.engine, "skipped_steps", 0))
 
     @property
-    def shared_seconds(self) -> float:
+    def shared_seconds(self) -> float:  # type: ignore[override]
         """What the last micro-step took less than it seems, because the loop saved something: less than nothing."""
         return -self._loop.grip.saves.taken()
 
     def use(self, candidate: CandidateSpec) -> None:
         self.num_begun += 1
         set_checkpointing(self._loop.model, candidate)
-
-    def begin_step(self) -> None:
-        """The loop's own steps begin with nothing."""
 
     def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
         return self._samples.share_of_new_lengths(candidate.micro_batch)
@@ -64,9 +61,3 @@ class LoopSubject:
         self._from_loop.get()
         loss: torch.Tensor | float = self._loop.loss
         return loss
-
-    def evaluate(self, candidate: CandidateSpec) -> None:
-        """A proof trains on the loop's own batches."""
-
-    def gather(self, save_folder: str | None) -> None:
-        """As `evaluate`."""

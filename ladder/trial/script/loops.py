@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader
 
 from ladder.trial.measuring import measure_all
 from ladder.trial.of_deepspeed import engine_methods
-from ladder.trial.script.facts import model_facts
+from ladder.trial.script.facts import model_facts, sample_facts
 from ladder.trial.script.hold import Grip, NotTakenHoldOfError, too_few
 from ladder.trial.script.loop_subject import LoopSubject, Move
 from ladder.trial.script.options import guard_length, told_otherwise
 from ladder.trial.script.real_steps import RealSteps
-from ladder.trial.script.samples import Samples, rebatched, shape_of
+from ladder.trial.script.samples import Samples, rebatched
 from ladder.trial.script.seen import TrainsOtherwiseError
 from ladder.trial.wrapping import wrap
 from ladder.workload.script import ScriptFacts, ScriptKind
@@ -258,21 +258,14 @@ class _EngineSteps:
     """The optimizer steps of a loop's own engine, beside those that it should have made."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self._before = engine, self._count(engine)
+        self._engine, self._before = engine, getattr(engine, "global_steps", None)
         self.expected = self.num_epochs = 0
-
-    @staticmethod
-    def _count(engine: Any) -> int | None:
-        """None without DeepSpeed."""
-        found: int | None = getattr(engine, "global_steps", None)
-        return found
 
     def require(self) -> None:
         """TrainsOtherwiseError if the loop does not let every micro-step count. What is left of an epoch may."""
-        now = self._count(self._engine)
-        if now is None or self._before is None:
+        if self._before is None:  # without DeepSpeed
             return
-        made = now - self._before
+        made = self._engine.global_steps - self._before
         if not self.expected <= made <= self.expected + self.num_epochs:
             raise TrainsOtherwiseError(
                 f"its optimizer made {made} steps where the candidate makes {self.expected}; call the engine's step() "
@@ -304,18 +297,5 @@ def _note_losses(loop: Loop) -> None:
 
 def facts_of_loop(kind: ScriptKind, model: Any, loader: DataLoader[Any], **known: Any) -> ScriptFacts:
     rebatched(loader, 1)  # what no trial can do is said by the look
-    samples = Samples(loader)
-    rows, longest = shape_of(samples.longest(1))
-    return ScriptFacts(
-        kind=kind,
-        path="",
-        digest="",
-        **model_facts(model),
-        longest=longest,
-        rows=rows,
-        mean_tokens=samples.mean_tokens(),
-        num_samples=samples.total,
-        num_looked_at=len(samples.sizes),
-        sizes=samples.read_singly,
-        **{"gradient_clipping": 0.0, "micro_batch": loader.batch_size or 1, **known},
-    )
+    known = {"gradient_clipping": 0.0, "micro_batch": loader.batch_size or 1, **known}
+    return ScriptFacts(kind=kind, **model_facts(model), **sample_facts(Samples(loader)), **known)

@@ -20,7 +20,7 @@ from ladder.trial.script.samples import Samples, count_tokens
 from ladder.trial.script.seen import Seen
 from ladder.trial.script.usual import Window, may_be_calm_soon, on_usual_batches, that_count
 from ladder.trial.steps import Step, Timings
-from ladder.trial.subject import synchronize
+from ladder.trial.subject import most_of_ranks, synchronize
 
 _WINDOW_SECONDS = 0.5
 """Of steps that are timed as one. Chosen: many times what it takes to bring ranks together."""
@@ -140,9 +140,7 @@ class RealSteps:
         return self._usual is not None or max(last) <= _ALIKE * min(last) or passed >= _SETTLING_SECONDS
 
     def _any_rank(self, says: bool) -> bool:
-        flag = torch.tensor([float(says)], device=self._grip.spec.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag[0] > 0)
+        return most_of_ranks([float(says)], self._grip.spec.device)[0] > 0
 
     def _over_ranks(self, seconds: float) -> Window:
         """The steps since ranks came together last, which took this rank `seconds`."""

@@ -6,9 +6,13 @@ import hashlib
 import os
 import sys
 import threading
+from typing import Any
 
+import huggingface_hub
 import torch.distributed as dist
 from accelerate import PartialState
+from huggingface_hub import HfApi, RepoUrl, constants
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers.integrations import HfDeepSpeedConfig
 
 from ladder.events.protocol import ScriptSpec, TrialSpec
@@ -23,11 +27,12 @@ from ladder.trial.script.elsewhere import refuse_training_elsewhere
 from ladder.trial.script.hold import Grip, Leave, NotTakenHoldOfError, name_moments, too_few
 from ladder.trial.script.options import note_options
 from ladder.trial.script.program import Program, program_of
-from ladder.trial.script.publishing import publish_nothing, silent_trackers
 from ladder.trial.script.saves import Saves
 from ladder.trial.script.trainer import hold_trainer
-from ladder.trial.script.unheld import LOOKED_FOR, refuse_unheld_training
 from ladder.workload.script import writing_into
+
+_LOOKED_FOR = "Trainer.train() of transformers, Accelerator.prepare() and deepspeed.initialize()"
+_PUBLISHING = ("create_commit", "upload_file", "upload_folder", "upload_large_folder", "create_branch", "create_tag")
 
 
 def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge: Gauge, leave: Leave) -> None:
@@ -66,7 +71,7 @@ def train_script(spec: TrialSpec, script: ScriptSpec, reporter: Reporter, gauge:
     if grip.made.micro_steps:
         raise too_few(grip)
     raise NotTakenHoldOfError(
-        f"the script ended without training in a way that ladder knows: it looked for {LOOKED_FOR} in the process "
+        f"the script ended without training in a way that ladder knows: it looked for {_LOOKED_FOR} in the process "
         "that it started"
     )
 
@@ -122,3 +127,55 @@ def run_program(program: Program, spec: TrialSpec, script: ScriptSpec) -> None:
     keep_alive = HfDeepSpeedConfig(spec.deepspeed) if is_sharded else None
     program.run()
     del keep_alive
+
+
+def refuse_unheld_training(grip: Grip) -> None:
+    """From now on a look ends, with a report, at the first step of any optimizer.
+
+    Whatever is taken hold of ends a look before it makes a step, so this one is the script's own training.
+    """
+
+    def begins(*_: Any) -> None:
+        grip.leave(NotTakenHoldOfError(_of_unheld(grip)))
+
+    if grip.is_look:
+        register_optimizer_step_pre_hook(begins)
+
+
+def _of_unheld(grip: Grip) -> str:
+    if "accelerate" in grip.holders:
+        return (
+            "its Accelerator prepares the model and its training data in separate calls; give model, optimizer and "
+            "training data to one call of prepare()"
+        )
+    return f"it trains in a way that ladder does not know: it looked for {_LOOKED_FOR}"
+
+
+def silent_trackers(scratch: str) -> dict[str, str]:
+    """The environment in which trackers show no run: they are off, or write below `scratch`."""
+    return {
+        "WANDB_MODE": "disabled",
+        "COMET_MODE": "DISABLED",
+        "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+        "SWANLAB_MODE": "disabled",
+        "MLFLOW_TRACKING_URI": scratch,
+        "TRACKIO_DIR": scratch,
+    }
+
+
+def publish_nothing() -> None:
+    """From now on nothing is made or changed on the Hub; it can still be read."""
+
+    def create_repo(*given: Any, **options: Any) -> RepoUrl:
+        return RepoUrl(f"{constants.ENDPOINT}/{options.get('repo_id') or given[0]}")
+
+    _replace("create_repo", create_repo)
+    for name in _PUBLISHING:
+        if hasattr(HfApi, name):
+            _replace(name, lambda *_given, **_options: None)
+
+
+def _replace(name: str, instead: Any) -> None:
+    """The method of HfApi, and the function of the same name."""
+    setattr(HfApi, name, lambda _api, *given, **options: instead(*given, **options))
+    setattr(huggingface_hub, name, instead)

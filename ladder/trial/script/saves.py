@@ -19,6 +19,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ladder.trial.of_deepspeed import engine_methods
+from ladder.trial.subject import most_of_ranks
 from ladder.trial.wrapping import wrap
 
 OF_LIBRARIES = ("site-packages", "dist-packages")
@@ -71,8 +72,10 @@ class Saves:
             wrap(owner, name, self._with_place(number, keyword, self._saved))
         for owner, name, number, keyword in _LOAD:
             wrap(owner, name, self._with_place(number, keyword, self._loaded))
-        for module in [each for each in list(sys.modules.values()) if _has_safe_open(each)]:
-            wrap(module, "safe_open", self._opened)  # it opens files past Python
+        safe_open = safetensors.safe_open  # it opens files past Python, and other modules have its name too
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get("safe_open") is safe_open:
+                wrap(module, "safe_open", self._opened)
         for module, names in ((builtins, ("open",)), (io, ("open",)), (os, _PLACES)):
             for name in names:
                 wrap(module, name, self._opened)
@@ -83,10 +86,8 @@ class Saves:
 
     def taken(self) -> float:
         """Seconds that ranks needed for saves since the last call; of the slowest, for which the others wait."""
-        seconds = torch.tensor([self._seconds], device=self._device)
-        self._seconds = 0.0
-        torch.distributed.all_reduce(seconds, op=torch.distributed.ReduceOp.MAX)
-        return float(seconds[0])
+        seconds, self._seconds = self._seconds, 0.0
+        return most_of_ranks([seconds], self._device)[0]
 
     def _with_place(self, number: int, keyword: str, then: Any) -> Any:
         def called(own: Any, *arguments: Any, **options: Any) -> Any:
@@ -187,7 +188,3 @@ def called_by(skipped: tuple[str, ...]) -> str | None:
     if file.startswith(_OF_PYTHON) or any(folder in file for folder in OF_LIBRARIES):
         return None
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _has_safe_open(module: Any) -> bool:
-    return getattr(module, "__dict__", {}).get("safe_open") is safetensors.safe_open

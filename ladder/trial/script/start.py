@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from ladder.events.as_json import from_json
-from ladder.events.protocol import TrialSpec
-from ladder.trial.gauge import CpuGauge
+from ladder.events.protocol import ScriptSpec, TrialSpec
+from ladder.trial.gauge import CpuGauge, data_bytes, limit_data, limit_torch, tell_deepspeed
 from ladder.trial.operators import load
 from ladder.trial.rank import failure_event
 from ladder.trial.reporter import Reporter
 from ladder.trial.script.hold import name_moments, note_checkpoints
-from ladder.trial.script.limited import lift_limit, limit_run
 from ladder.trial.script.planned import report_loop
 from ladder.trial.script.program import program_of
 from ladder.trial.script.running import run_program, take_hold
@@ -66,6 +67,27 @@ def main() -> None:
             lift_limit(spec)
         reporter.send(failure_event(error, spec, reporter, None))
         raise
+
+
+def limit_run(spec: TrialSpec, script: ScriptSpec) -> None:
+    """Limit this process to what the tune allowed a rank, from now on. It may run for days, and nothing watches it.
+
+    On a GPU, what lies outside torch is what it was in the proof. NVML, which trials ask, counts the memory of all
+    processes on the GPU, and in a long training others come and go.
+    """
+    if spec.device == "cpu":
+        limit_data(data_bytes() + spec.memory_limit)
+        return
+    room = script.torch_limit
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # otherwise each rank has a context on the first GPU too
+    limit_torch(room)
+    tell_deepspeed(lambda: max(0, room - torch.cuda.memory_allocated()))
+
+
+def lift_limit(spec: TrialSpec) -> None:
+    """Remove the limit, so that a rank that came to it can still report. torch's allocator is not needed for that."""
+    if spec.device == "cpu":
+        limit_data(resource.RLIM_INFINITY)
 
 
 def _load_operators(spec: TrialSpec) -> None:

@@ -82,6 +82,7 @@ def _hold_arguments(grip: Grip) -> None:
     def replaced(own: Any, arguments: Any) -> None:
         grip.holders.add("trainer")
         said = {name: copy.copy(getattr(arguments, name, None)) for name in _OWN}
+        said["kernels"] = {name: getattr(arguments, name, None) for name in grip.script.kernels}
         if grip.is_look:
             generating.refuse_servers(arguments, grip)
         changes = {**_OTHER_WAYS}
@@ -202,7 +203,6 @@ _OWN = (
     "max_grad_norm",
     "auto_find_batch_size",
     "use_cpu",
-    "use_liger_kernel",
     *generating.SETTINGS,
 )
 

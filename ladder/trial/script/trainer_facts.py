@@ -14,10 +14,10 @@ from typing import Any
 from transformers import Trainer
 
 from ladder.trial.script import generating
-from ladder.trial.script.facts import engine_facts, fsdp_facts, length_of_schedule, model_facts
+from ladder.trial.script.facts import engine_facts, fsdp_facts, length_of_schedule, model_facts, sample_facts
 from ladder.trial.script.hold import NotTakenHoldOfError
 from ladder.trial.script.optimizer_count import counted_optimizer
-from ladder.trial.script.samples import Samples, require_batch_size, shape_of
+from ladder.trial.script.samples import Samples, require_batch_size
 from ladder.workload.script import OwnEngine, ScriptFacts
 
 
@@ -27,8 +27,6 @@ def trainer_facts(trainer: Trainer) -> ScriptFacts:
     _require_training(trainer)
     return ScriptFacts(
         kind="trainer",
-        path="",
-        digest="",
         **model_facts(trainer.model),
         micro_batch=own["per_device_train_batch_size"],
         accumulation=own["gradient_accumulation_steps"],
@@ -46,13 +44,12 @@ def trainer_facts(trainer: Trainer) -> ScriptFacts:
 
 def _engine_of(trainer: Trainer, own: dict[str, Any]) -> OwnEngine | None:
     """What it trains on by itself. Its checkpointing is switched on only when it begins."""
-    kernels = {"use_liger_kernel": own["use_liger_kernel"]}
     if own["auto_find_batch_size"]:
         return None
     if own["fsdp"]:
-        found = fsdp_facts(trainer.model, _words_of_fsdp(trainer.args, own), **kernels)
+        found = fsdp_facts(trainer.model, _words_of_fsdp(trainer.args, own), **own["kernels"])
     else:
-        found = engine_facts(trainer.model, _read(own["deepspeed"]) if own["deepspeed"] else None, **kernels)
+        found = engine_facts(trainer.model, _read(own["deepspeed"]) if own["deepspeed"] else None, **own["kernels"])
     if found is None:
         return None
     checkpoints = own["gradient_checkpointing"] or own["activation_checkpointing"] or found.checkpointing
@@ -93,18 +90,8 @@ def _facts_of_samples(trainer: Trainer) -> dict[str, Any]:
     loader = trainer.get_train_dataloader()
     require_batch_size(loader)
     planned = planned_steps(trainer, loader)
-    samples = Samples(loader)
-    rows, longest = shape_of(samples.longest(1))
-    return {
-        "longest": longest,
-        "rows": rows,
-        "mean_tokens": samples.mean_tokens(),
-        "num_samples": samples.total,
-        "num_looked_at": len(samples.sizes),
-        "sizes": samples.read_singly,
-        "planned_steps": planned,
-        "schedule_steps": length_of_schedule(trainer.lr_scheduler) or planned,
-    }
+    schedule = length_of_schedule(trainer.lr_scheduler) or planned
+    return sample_facts(Samples(loader)) | {"planned_steps": planned, "schedule_steps": schedule}
 
 
 def planned_steps(trainer: Any, loader: Any) -> int | None:
@@ -138,9 +125,7 @@ def _overrides(own: dict[str, Any]) -> list[str]:
         said.append("its gradient checkpointing")
     if own["auto_find_batch_size"]:
         said.append("auto_find_batch_size")
-    if own["use_liger_kernel"]:
-        said.append("use_liger_kernel")
-    return said
+    return said + [name for name, is_on in own["kernels"].items() if is_on]
 
 
 def own_schedule(deepspeed: Any) -> Any:

@@ -14,7 +14,7 @@ from ladder.events.step_policy import CandidateSpec
 from ladder.trial.model import set_checkpointing
 from ladder.trial.script.hold import Grip
 from ladder.trial.script.samples import Samples
-from ladder.trial.subject import Kind
+from ladder.trial.subject import Kind, Subject
 from ladder.trial.techniques import begin_candidate, divides_gradients, techniques_of
 
 
@@ -29,10 +29,8 @@ def _clip(trainer: Trainer) -> None:
         norm.item()
 
 
-class TrainerSubject:
+class TrainerSubject(Subject):
     """Micro-steps through the `training_step` of the script's own Trainer, on batches of its own samples."""
-
-    shared_seconds = 0.0
 
     def __init__(self, trainer: Trainer, grip: Grip) -> None:
         self._trainer, self._grip = trainer, grip
@@ -56,9 +54,6 @@ class TrainerSubject:
         begin_candidate(techniques_of(self._grip.spec))
         if len(self._grip.spec.candidates) > 1:  # a single one has what the Trainer's own arguments say
             set_checkpointing(self._trainer.model, candidate)
-
-    def begin_step(self) -> None:
-        """The Trainer's own steps begin with nothing."""
 
     def share_of_new_lengths(self, candidate: CandidateSpec) -> float:
         return self._samples.share_of_new_lengths(candidate.micro_batch)
@@ -93,9 +88,3 @@ class TrainerSubject:
             return nullcontext()
         held_back: AbstractContextManager[Any] = self._trainer.accelerator.no_sync(self._trainer.model_wrapped)
         return held_back
-
-    def evaluate(self, candidate: CandidateSpec) -> None:
-        """A proof trains through the Trainer's own loop (`RealStepsOfTrainer`)."""
-
-    def gather(self, save_folder: str | None) -> None:
-        """As `evaluate`."""

@@ -69,7 +69,9 @@ class Liger(RankTechnique):
         del model.forward
         for name, module in list(sys.modules.items()):
             if name.startswith("liger_kernel.ops"):
-                for _, kernel in inspect.getmembers(module, _is_kernel):
+                for _, kernel in inspect.getmembers(module, inspect.isclass):
+                    if not issubclass(kernel, torch.autograd.Function) or kernel is torch.autograd.Function:
+                        continue
                     (_stand_in_for_experts if _EXPERTS in kernel.__name__ else _stand_in)(kernel)
         return True
 
@@ -84,12 +86,6 @@ def _places() -> list[Any]:
         if inspect.isclass(value) and value.__module__.startswith("transformers.models.")
     }
     return [*modules, *classes.values(), functional]
-
-
-def _is_kernel(value: Any) -> bool:
-    return (
-        inspect.isclass(value) and issubclass(value, torch.autograd.Function) and value is not torch.autograd.Function
-    )
 
 
 def _stand_in(kernel: Any) -> None:

@@ -101,7 +101,6 @@ int nvmlDeviceGetUtilizationRates(void *device, Utilization *rates) {
     return optional(device);
 }
 
-int nvmlDeviceGetClockInfo(void *device, int type, unsigned int *mhz) { (void)type; *mhz = 1500; return optional(device); }
 
 #ifndef OLD
 int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
