@@ -49,9 +49,11 @@ class Scatter:
     y_title: str
     x_most: float
     series: tuple[Series, ...]
-    limit: float
+    limit: float | None = None
     """Of `x`."""
-    limit_label: str
+    limit_label: str = ""
+    line: tuple[tuple[float, float], ...] = ()
+    line_label: str = ""
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
@@ -72,7 +74,7 @@ class Bar:
     """A stacked bar: a length for each of the figure's parts, or None."""
 
     name: str
-    """The text beside the bar."""
+    """The text beside the bar; empty if its group has only one bar."""
     lengths: tuple[float | None, ...]
 
     @property
@@ -99,8 +101,8 @@ class Bars:
     """The format of a length, such as `,.1f`."""
     parts: tuple[Part, ...]
     groups: tuple[Group, ...]
-    limit: float
-    limit_label: str
+    limit: float | None = None
+    limit_label: str = ""
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The figure of speed against memory, with the recipe's first fit."""
+"""The figures of speed: against memory, with the recipe's first fit; and in the order of the trials."""
 
 from __future__ import annotations
 
@@ -32,6 +32,43 @@ def speed_against_memory(run: ReportedRun) -> Scatter | None:
         series=tuple(series),
         limit=limit,
         limit_label=f"limit: {format_bytes(run.space.memory_limit)}",
+    )
+
+
+def speed_over_time(run: ReportedRun) -> Scatter | None:
+    """Trials, failures and proofs in the order in which they ended, and the fastest that was proven so far."""
+    ended, passed = dict[str, float](), 0.0
+    for trial in sorted(run.trial_seconds):
+        passed += sum(run.trial_seconds[trial].values())
+        ended[trial] = passed
+    points: dict[bool, list[Point]] = {True: [], False: []}
+    failed, line = [], list[tuple[float, float]]()
+    for record in run.records:
+        seen, speed, at = record.measurement, record.tokens_per_second or 0.0, ended.get(record.trial)
+        if at is None or record.purpose == "probe":
+            continue
+        is_proof = record.purpose == "proof"
+        what = f"{'proof' if is_proof else 'trial'} {record.trial}, {record.candidate_key}"
+        if seen is None or not speed:
+            failed.append(Point(x=at, y=0.0, text=f"{what}: {record.outcome.sentence}"))
+            continue
+        low, high, said = _spread(speed, seen)
+        points[is_proof].append(Point(x=at, y=speed, low=low, high=high, text=f"{what}: {said}"))
+        if is_proof and speed > (best := line[-1][1] if line else 0.0):
+            line += [(at, best), (at, speed)] if line else [(at, speed)]
+    if not points[False]:
+        return None
+    return Scatter(
+        x_title="seconds of trials",
+        y_title="tokens/s",
+        x_most=1.05 * passed,
+        series=(
+            *_series("trial", COLOURS[0], "circle", points[False]),
+            *_series("failed", FAILED, "cross", failed),
+            *_series("proof", ANSWER, "diamond", points[True]),
+        ),
+        line=(*line, (passed, line[-1][1])) if line else (),
+        line_label="The fastest that was proven so far.",
     )
 
 

@@ -13,7 +13,7 @@ from helpers.scripts import MISBEHAVING
 
 from ladder.emit import emit_all
 from ladder.events.protocol import ScriptSpec
-from ladder.trial.script import limited
+from ladder.trial.script import start
 from ladder.units import GIB
 
 OWN_SCRIPT = Path(__file__).parents[2] / "examples" / "own_script.py"
@@ -68,10 +68,10 @@ def test_on_a_gpu_each_rank_limits_torch_on_its_own_card_and_asks_for_nobody_els
     done: list[tuple[str, float]] = []
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: done.append(("device", index)))
-    monkeypatch.setattr(limited, "limit_torch", lambda room: done.append(("torch", room)))
-    monkeypatch.setattr(limited, "tell_deepspeed", lambda free: done.append(("deepspeed", free())))
+    monkeypatch.setattr(start, "limit_torch", lambda room: done.append(("torch", room)))
+    monkeypatch.setattr(start, "tell_deepspeed", lambda free: done.append(("deepspeed", free())))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: GIB)
     script = ScriptSpec(command=("train.py",), mode="run", torch_limit=20 * GIB)
     spec = replace(tiny_trial(Path("/run"), 1), device="cuda", script=script, memory_limit=24 * GIB)
-    limited.limit_run(spec, script)
+    start.limit_run(spec, script)
     assert done == [("device", 3), ("torch", 20 * GIB), ("deepspeed", 19 * GIB)]

@@ -15,7 +15,7 @@ from ladder.report.charts import Chart
 from ladder.report.figures import memory_by_part
 from ladder.report.page.svg import svg
 from ladder.report.run_data import ANSWER_NAME, ReportedRun
-from ladder.report.speed_figure import speed_against_memory
+from ladder.report.speed_figure import speed_against_memory, speed_over_time
 from ladder.report.summary import (
     answer_figures,
     answer_sentence,
@@ -83,8 +83,11 @@ def compile_template() -> None:
 
 _SPEED = (
     "Every candidate, as its trial measured it or as it is predicted. Bars show how far a figure may be off: half the "
-    "interquartile range of the measured steps, or the 80% range of a prediction. The dashed line is the memory "
-    "limit."
+    "interquartile range of the measured steps, or the 80% range of a prediction. The dashed line is the memory limit."
+)
+_ORDER = (
+    "Each trial and proof where it ended, without the seconds between them. Bars show half the interquartile range of "
+    "the measured steps. The dotted line is the fastest that was proven so far."
 )
 _MEMORY = (
     "The answer and the best candidate of each engine: memory as predicted before any trial, and as measured in the "
@@ -119,8 +122,9 @@ def _page_of(run: ReportedRun, name: str) -> dict[str, Any]:
         "warnings": cautions(run),
         "usage": _blocks(usage(config, (run.folder / ANSWER_NAME).absolute())) if config else [],
         "config_json": json.dumps(config, indent=2) if config else None,
+        "speed": _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
         "figures": [
-            _figure_of(f"{name}-speed", "Speed against memory", _SPEED, speed_against_memory(run)),
+            _figure_of(f"{name}-order", "The tune over time", _ORDER, speed_over_time(run)),
             _figure_of(f"{name}-memory", "Memory by part", _MEMORY, memory_by_part(run)),
         ],
         "spent": total_line(run.trial_seconds, on_paper=run.simulated),

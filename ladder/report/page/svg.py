@@ -83,9 +83,13 @@ def _scatter(chart: Scatter, width: int) -> tuple[str, int]:
         parts.append(_line(plane.x(mark), plane.top, plane.x(mark), plane.bottom, "grid"))
         parts.append(_text(plane.x(mark), plane.bottom + 17, _number(mark), anchor="middle"))
     parts.append(_text(plane.right, plane.bottom + 36, chart.x_title, anchor="end", css="soft"))
-    at = plane.x(chart.limit)
-    parts.append(_line(at, plane.top, at, plane.bottom, "limit"))
-    parts.append(_text(at - 5, plane.top + 12, chart.limit_label, anchor="end", css="limit"))
+    if chart.limit is not None:
+        at = plane.x(chart.limit)
+        parts.append(_line(at, plane.top, at, plane.bottom, "limit"))
+        parts.append(_text(at - 5, plane.top + 12, chart.limit_label, anchor="end", css="limit"))
+    if len(chart.line) > 1:
+        path = " ".join(f"{plane.x(x):.1f},{plane.y(y):.1f}" for x, y in chart.line)
+        parts.append(f'<polyline points="{path}" class="proven"><title>{escape(chart.line_label)}</title></polyline>')
     for place, series in enumerate(chart.series):
         parts += [_mark(point, series, place, plane) for point in series.points]
     parts += [_label(point, plane) for series in chart.series for point in series.points if point.label]
@@ -143,12 +147,12 @@ def _label(point: Point, plane: _Plane) -> str:
 
 def _bars(chart: Bars, width: int) -> tuple[str, int]:
     bars = [bar for group in chart.groups for bar in group.bars]
-    names = max(len(bar.name) for bar in bars)
+    names = max((len(bar.name) for bar in bars), default=0)
     totals = max(len(_total(bar, chart)) for bar in bars)
-    left, right = names * _LETTER + 8, width - totals * _LETTER - 10
-    most = max([*(bar.total for bar in bars), chart.limit])
+    left, right = (names * _LETTER + 8 if names else 1), width - totals * _LETTER - 10
+    most = max([*(bar.total for bar in bars), chart.limit or 0.0]) or 1.0
     scale = (right - left) / most
-    y = float(_LINE)
+    y = _LINE if chart.limit is not None else 0.0
     rows: list[str] = []
     for group in chart.groups:
         lines = _wrapped(group.label, int(width / _LETTER))
@@ -163,15 +167,16 @@ def _bars(chart: Bars, width: int) -> tuple[str, int]:
     for mark in ticks(most, 8 if width > 500 else 4):
         behind.append(_line(left + mark * scale, _LINE, left + mark * scale, y, "grid"))
         rows.append(_text(left + mark * scale, y + 15, _number(mark), anchor="middle" if mark else "start"))
-    at = left + chart.limit * scale
-    behind.append(_line(at, _LINE, at, y, "limit"))
-    rows.append(_text(at - 5, 14, chart.limit_label, anchor="end", css="limit"))
+    if chart.limit is not None:
+        at = left + chart.limit * scale
+        behind.append(_line(at, _LINE, at, y, "limit"))
+        rows.append(_text(at - 5, 14, chart.limit_label, anchor="end", css="limit"))
     rows.append(_text(right, y + 34, chart.title, anchor="end", css="soft"))
     return "".join([*behind, *rows]), round(y + 42)
 
 
 def _bar(bar: Bar, chart: Bars, left: float, y: float, scale: float) -> str:
-    drawn = [_text(left - 6, y + 12, bar.name, anchor="end", css="soft")]
+    drawn = [_text(left - 6, y + 12, bar.name, anchor="end", css="soft")] if bar.name else []
     x = left
     for place, (part, length) in enumerate(zip(chart.parts, bar.lengths, strict=True)):
         if not length:
