@@ -12,8 +12,6 @@ from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate, Engine, Rung, Technique
 from ladder.events.protocol import TrialSpec
-from ladder.simulation.plain_clock import PlainClock
-from ladder.simulation.step_clock import Rig, StepClock
 from ladder.step.assignment import Assignment
 from ladder.workload.workload import Workload
 
@@ -22,10 +20,7 @@ _NO_KNOBS = {"stage", "zero_hpz_partition_size"}
 
 
 class Kind(ABC):
-    """Engines that start and take their time in one way."""
-
-    clock: type[StepClock]
-    """The times of a step."""
+    """Engines that start in one way."""
 
     @abstractmethod
     def engine_in(
@@ -48,8 +43,6 @@ class Kind(ABC):
 
 class Zero(Kind):
     """DeepSpeed's."""
-
-    clock = StepClock
 
     def engine_in(
         self, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
@@ -74,8 +67,6 @@ class Zero(Kind):
 
 class Wrapped(Kind):
     """Without DeepSpeed: of DDP at stage 0, of FSDP2 at the others."""
-
-    clock = PlainClock
 
     def engine_in(
         self, spec: TrialSpec, rungs: Sequence[Rung], workload: Workload, techniques: tuple[Technique, ...]
@@ -102,8 +93,3 @@ def kind_of(candidate: Candidate) -> Kind:
 def assignment_of(workload: Workload, candidate: Candidate, ranks: int) -> Assignment:
     """What the ranks of a trial of `candidate` do."""
     return backend_of(candidate.engine.rung).assignment(workload, candidate, ranks)
-
-
-def clock_of(step: Assignment, rig: Rig) -> StepClock:
-    """The times of `step` on `rig`."""
-    return kind_of(step.candidate).clock(step, step.gathering, rig)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Candidate, Effects
+from ladder.machine.machine_speed import MachineSpeed
+from ladder.step.clock import StepParts
 from ladder.step.counted import Device, counted_block
 from ladder.step.gathering import Gathering
 from ladder.step.ledger import Ledger
@@ -35,6 +37,10 @@ class Assignment(ABC):
     @abstractmethod
     def stage_on(self, ledger: Ledger) -> Stage:
         """What it allocates beside activations."""
+
+    @abstractmethod
+    def time_on(self, machine: MachineSpeed) -> StepParts:
+        """The seconds of a step's parts."""
 
     @property
     @abstractmethod
@@ -82,7 +88,8 @@ class Assignment(ABC):
         neutral = Effects()
         combined = neutral
         for technique in self.candidate.engine.techniques:
-            own = {name: value for name, value in vars(technique.effects).items() if value != getattr(neutral, name)}
+            effects = technique.effects_beside(self.candidate.engine.techniques)
+            own = {name: value for name, value in vars(effects).items() if value != getattr(neutral, name)}
             combined = replace(combined, **own)
         return combined
 

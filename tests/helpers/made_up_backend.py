@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, EmittedTraining, StepTerms
+from ladder.backends.base import Backend, EmittedTraining
 from ladder.backends.plain.step import Wrapped
-from ladder.backends.terms import terms_of
-from ladder.backends.timing import launch_seconds, ramp_seconds, token_seconds
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
+from ladder.step.clock import StepParts
 from ladder.step.counted import Device
 from ladder.workload.workload import Workload
 
 NAME = "magic"
+
+
+class Enchanted(Wrapped):
+    def time_on(self, machine: MachineSpeed) -> StepParts:
+        usual = super().time_on(machine)
+        return replace(usual, compute=usual.compute / 2, ramp=usual.ramp / 2, launch=usual.launch / 2, handling=0.0)
 
 
 class MadeUpBackend(Backend):
@@ -53,23 +59,7 @@ class MadeUpBackend(Backend):
     def assignment(
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
-        return Wrapped(workload, candidate, world_size, device)
-
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        known = terms_of(workload, candidate, world_size)
-        per_token = token_seconds(workload, candidate, machine, known) / 2
-        return StepTerms(
-            compute=known.tokens * per_token,
-            ramp=ramp_seconds(workload, candidate, machine, known, per_token),
-            launch=launch_seconds(workload, candidate, machine, known) / 2,
-            reduce=0.0,
-            gather=0.0,
-            exchange=0.0,
-            inputs=0.0,
-            hidden=0.0,
-            update=28.0 * workload.weights.trained / machine.device_bytes,
-            doubts=known.doubts,
-        )
+        return Enchanted(workload, candidate, world_size, device)
 
     def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"use_magic": training.world_size}

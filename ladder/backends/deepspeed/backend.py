@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Choices, EmittedTraining, Flaw, StepTerms
+from ladder.backends.base import Backend, Choices, EmittedTraining, Flaw
 from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
 from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.rungs import LEAN_KNOBS, NAME, RUNGS
 from ladder.backends.deepspeed.step import Zero
-from ladder.backends.deepspeed.step_terms import step_terms
 from ladder.candidates import Candidate, Engine, Export, Rung
-from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.workload.script import can_be_offloaded, changed_by_flattening, replaced_by_offload
@@ -110,9 +108,6 @@ class DeepSpeed(Backend):
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
         return Zero(workload, candidate, world_size, device)
-
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        return step_terms(workload, candidate, world_size, machine)
 
     def for_file(
         self, config: dict[str, Any], workload: Workload, rung: Rung, device: str, learning_rate: float | None

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, EmittedTraining, Flaw, StepTerms
+from ladder.backends.base import Backend, EmittedTraining, Flaw
 from ladder.backends.plain.config import fsdp_environment, plain_config
 from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
 from ladder.backends.plain.step import Wrapped
-from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.plain.words import about_weights, accelerate_config, export, trainer_arguments
 from ladder.candidates import Candidate, Engine, Export, Rung
-from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.workload.script import ScriptFacts
@@ -100,9 +98,6 @@ class Plain(Backend):
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
         return Wrapped(workload, candidate, world_size, device)
-
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        return plain_terms(workload, candidate, world_size, machine)
 
     def divides_weights(self, rung: Rung) -> bool:
         return rung.stage > 0
