@@ -67,8 +67,6 @@ class Backend(ABC):
     package = ""
     """What has to be installed for it, beside torch, transformers and accelerate."""
     flaws: tuple[Flaw, ...] = ()
-    kind: str
-    """Which of the simulator's kinds of assignments its ranks have (`ladder.simulation.kinds`)."""
     one_rank_needs_no_stage = False
     """With one rank, which has nothing to divide, its other stages add work to stage 0 and take none away."""
 
@@ -111,6 +109,12 @@ class Backend(ABC):
         nvme_path: Path | None,
     ) -> dict[str, Any]:
         """The backend's configuration, for trials and for training. ValueError for an NVMe rung without `nvme_path`."""
+
+    def engine_in(
+        self, config: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        """The engine of which `configuration` made `config`, with the knobs that differ from our defaults."""
+        return Engine(self.rungs[0], (), techniques)
 
     def environment(self, engine: Engine) -> dict[str, str]:
         """Environment variables that training needs, besides those of its techniques."""

@@ -19,7 +19,6 @@ from ladder.backends.registry import BACKENDS, backend_of, family_of, is_main, k
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.events.protocol import TrialSpec
 from ladder.machine.machine_speed import MachineSpeed, machine_speed
-from ladder.simulation.kinds import KINDS, assignment_of, kind_of
 from ladder.simulation.paper_machine import SimulatedMachine
 from ladder.step.assignment import Assignment
 from ladder.step.clock import micro_step
@@ -127,7 +126,7 @@ class Physics:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
         backend = next(each for each in BACKENDS.values() if each.rank_module == spec.backend_module)
         techniques = tuple(technique_labelled(label) for label in spec.techniques)
-        return KINDS[backend.kind].engine_in(spec, backend.rungs, self._workload, techniques)
+        return backend.engine_in(spec.deepspeed, self._workload, spec.world_size, techniques)
 
     def limit_factor(self, truth: Truth, limit: int) -> float:
         """How much slower a candidate is if its memory is close to `limit`."""
@@ -136,12 +135,14 @@ class Physics:
 
     def start_seconds(self, candidate: Candidate) -> tuple[float, float]:
         """Seconds to build the model and to initialise the engine, from the memory to fill, pin and write."""
-        step, kind = assignment_of(self._workload, candidate, self.world_size), kind_of(candidate)
+        step = self._assignment(candidate)
         use, together = host_use(step), max(1.0, min(self.world_size, self._machine.num_gpus) / 4)
         model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
-        model += together * kind.built_on_host(step) / _PAGE_BYTES
-        model += kind.built_in_shards(step) / self.world_size / 10e9
-        model += kind.moved_to_host(step) / self.speed.pcie_bytes + 2.0 * kind.moved_to_host(step) / _PAGE_BYTES
+        model += together * step.loaded / _PAGE_BYTES
+        if step.stage == 3:  # it is divided while it is built
+            model += step.held / self.world_size / 10e9
+        if step.parameter_device != "none":
+            model += step.held_share * (1 / self.speed.pcie_bytes + 2 / _PAGE_BYTES)
         engine = 0.3 + 14.0 * step.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, step.pageable()) / _PAGE_BYTES)
         engine += use.disk * self.world_size / self.speed.nvme_bytes
@@ -170,6 +171,9 @@ class Physics:
             launch_seconds=listed.launch_seconds * host,
         )
 
+    def _assignment(self, candidate: Candidate) -> Assignment:
+        return backend_of(candidate.engine.rung).assignment(self._workload, candidate, self.world_size)
+
     def _stray(self, term: str, of: str = "") -> float:
         scatter = _STRAY[term] * self._machine.surprise
         return math.exp(random.Random(f"{self._machine.seed} {self._machine.name} {term} {of}").gauss(0, 1) * scatter)
@@ -180,7 +184,7 @@ class Physics:
         return low + (high - low) * (0.5 + share)
 
     def _truth(self, candidate: Candidate) -> Truth:
-        assignment = assignment_of(self._workload, candidate, self.world_size)
+        assignment = self._assignment(candidate)
         use = host_use(assignment)
         totals = self._totals(candidate)
         moment = max((name for name in totals if name != START), key=lambda name: totals[name])

@@ -29,7 +29,6 @@ class MadeUpBackend(Backend):
     name = NAME
     rank_module = "helpers.made_up_backend_rank"
     rungs = (Rung("magic", 0, backend=NAME),)
-    kind = "wrapped"
 
     def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
         return "magic needs two ranks" if world_size == 1 else ""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.base import Backend, Choices, EmittedTraining, Flaw
-from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs, optimizer_section
+from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_in, engine_knobs, optimizer_section
 from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.rungs import LEAN_KNOBS, NAME, RUNGS
 from ladder.backends.deepspeed.step import Zero
-from ladder.candidates import Candidate, Engine, Export, Rung
+from ladder.candidates import Candidate, Engine, Export, Rung, Technique
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.workload.script import can_be_offloaded, changed_by_flattening, replaced_by_offload
@@ -48,7 +48,6 @@ class DeepSpeed(Backend):
     option = NAME
     package = "deepspeed"
     flaws = _FLAWS
-    kind = "zero"
     one_rank_needs_no_stage = True
 
     def title(self, rung: Rung) -> str:
@@ -94,6 +93,11 @@ class DeepSpeed(Backend):
             world_size=world_size,
             nvme_path=nvme_path,
         )
+
+    def engine_in(
+        self, config: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        return engine_in(config["zero_optimization"], workload, world_size, techniques)
 
     def knobs(self, workload: Workload, engine: Engine, world_size: int) -> Mapping[str, bool | int]:
         return {PIN_MEMORY: True, **engine_knobs(workload, engine, world_size), **dict(engine.knobs)}

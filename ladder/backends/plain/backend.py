@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ladder.backends.base import Backend, EmittedTraining, Flaw
-from ladder.backends.plain.config import fsdp_environment, plain_config
+from ladder.backends.plain.config import fsdp_environment, plain_config, rung_in
 from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
 from ladder.backends.plain.step import Wrapped
 from ladder.backends.plain.words import about_weights, accelerate_config, export, trainer_arguments
-from ladder.candidates import Candidate, Engine, Export, Rung
+from ladder.candidates import Candidate, Engine, Export, Rung, Technique
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.workload.script import ScriptFacts
@@ -42,7 +42,6 @@ class Plain(Backend):
     option = "torch"
     help = "train without DeepSpeed, by DDP or FSDP2"
     flaws = _FLAWS
-    kind = "wrapped"
 
     def title(self, rung: Rung) -> str:
         return {0: "DDP", 2: "FSDP2 that keeps gathered weights for backward"}.get(rung.stage, "FSDP2")
@@ -90,6 +89,11 @@ class Plain(Backend):
         nvme_path: Path | None,
     ) -> dict[str, Any]:
         return plain_config(workload, engine, micro_batch=micro_batch, accumulation=accumulation)
+
+    def engine_in(
+        self, config: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        return Engine(rung_in(config), (), techniques)
 
     def environment(self, engine: Engine) -> dict[str, str]:
         return fsdp_environment(engine.rung)
