@@ -31,7 +31,7 @@ from ladder.workload.workload import Workload
 
 # Standard deviations, as logarithms, of a machine's deviations at `surprise` 1. Chosen: not less than what
 # benchmarks/physics.py finds between recorded machines. There, within a sweep, families of engines are 10 % off (with
-# these, 21 %, most of it by the machine's rates), and each way of checkpointing 3 %.
+# these, 21 %, most of it by the machine's rates).
 _STRAY = {
     "compute": 0.25,
     "memory_traffic": 0.20,
@@ -43,9 +43,9 @@ _STRAY = {
     "engine_time": 0.04,
     "depth_time": 0.05,
     "depth_update": 0.12,
-    "engine_variant_time": 0.03,
+    "engine_variant_time": 0.02,
     "knob_time": 0.015,
-    "shape_time": 0.03,
+    "shape_time": 0.012,
     "technique_time": 1.0,  # of the technique's own doubt
     "start": 0.25,
     "activations": 0.10,
@@ -253,9 +253,10 @@ class Physics:
             whole *= self._stray("technique_time", technique.name) ** technique.time_doubt
         micro = accumulate * self._stray("shape_time", f"{candidate.checkpointing} {candidate.micro_batch}")
         # An engine deviates differently at each depth, so a few layers do not show everything.
-        depth = f"{program} {self._workload.model.num_layers}"
-        micro *= self._stray("depth_time", depth)
-        return micro * whole, (micro + parts.update * self._stray("depth_update", depth)) * whole
+        layers = self._workload.model.num_layers
+        micro *= self._stray("depth_time", f"{program} {layers}")
+        update = parts.update * self._stray("depth_update", f"{kin_of(rung)} {rung.offload_optimizer} {layers}")
+        return micro * whole, (micro + update) * whole
 
 
 def _program_of(rung: Rung) -> str:
