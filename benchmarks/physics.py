@@ -1,11 +1,10 @@
-"""The simulator's physics against what was recorded on real GPUs: its own error, and that of the search's model.
+"""A step as it is described (ladder/step) against what was recorded on real GPUs: the error before any trial.
 
     python benchmarks/physics.py [--adapters] [--rows NAME]
 
 Every candidate of the recorded sweeps that fitted (benchmarks/results/sweeps), and the points of a Llama-2-7B shape
-with 2 to 32 layers (tests/data). The physics are those of a machine without surprises, with the recorded one's GPU,
-ranks and cores; nothing is learnt from the recordings while it runs. The model's prior is what the search believes
-before any trial.
+with 2 to 32 layers (tests/data). Predicted from data sheets, as the search does before its first trial; nothing is
+learnt from the recordings while it runs. A simulated machine without surprises is as far off.
 
 - memory: allocated bytes of the fullest moment over those recorded, less one: mean absolute, mean, and the worst;
 - host: resident memory of all ranks likewise, mean absolute (measured points hold one rank's);
@@ -38,8 +37,6 @@ from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import machine_speed
 from ladder.search.memory import predict_memory
 from ladder.search.speed import predict_speed
-from ladder.simulation.paper_machine import SimulatedMachine, read_machine
-from ladder.simulation.physics import Physics
 from ladder.units import GIB
 from ladder.workload.shapes import with_layers
 from ladder.workload.source import resolve_model
@@ -53,8 +50,8 @@ _KNOBS_OF_MEASURED = SWEEPS / "llama-2-7b-4xh200-allocator-40.json"
 _CORES_OF_MEASURED = 64
 _REUSE = {"stage3_max_reuse_distance": 1_000_000_000}
 """DeepSpeed's default, which the NVMe rung had then; it has none since."""
-_DRIVE = 3e9
-"""Bytes a second of the only recorded machine with a drive."""
+_GPU = "NVIDIA H200"
+"""Of all recordings."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +73,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Errors:
-    """What physics and model say over what was recorded; logarithms of ratios for seconds."""
+    """What is predicted over what was recorded; logarithms of ratios for seconds."""
 
     seen: Seen
     memory: float
     host: float | None
     steps: tuple[float, ...]
-    model_memory: float
-    model_steps: tuple[float, ...]
 
 
 def of_sweeps(folder: Path = SWEEPS) -> Iterator[Seen]:
@@ -150,33 +145,25 @@ def of_points(facts: Mapping[str, Any], knobs: Mapping[str, Mapping[str, int]]) 
         )
 
 
-def errors_of(seen: Seen, machine: SimulatedMachine) -> Errors:
-    own = machine.model_copy(update={"num_gpus": seen.ranks, "num_cores": seen.cores})
-    truth = Physics(own, seen.workload, seen.ranks).truth(seen.candidate)
-    model = predict_memory(seen.workload, seen.candidate, world_size=seen.ranks, device="cuda")
-    prior = machine_speed(own.gpu_name, "cuda", seen.ranks, seen.cores)
-    speed = predict_speed(seen.workload, seen.candidate, world_size=seen.ranks, machine=prior)
-    times = [(truth.accumulate_seconds, speed.accumulate_seconds, seen.accumulate)]
-    times.append((truth.boundary_seconds, speed.boundary_seconds, seen.boundary))
+def errors_of(seen: Seen) -> Errors:
+    memory = predict_memory(seen.workload, seen.candidate, world_size=seen.ranks, device="cuda")
+    machine = machine_speed(_GPU, "cuda", seen.ranks, seen.cores)
+    speed = predict_speed(seen.workload, seen.candidate, world_size=seen.ranks, machine=machine)
+    times = ((speed.accumulate_seconds, seen.accumulate), (speed.boundary_seconds, seen.boundary))
     return Errors(
         seen=seen,
-        memory=truth.allocated / seen.allocated - 1,
-        host=truth.host / seen.host - 1 if seen.host else None,
-        steps=tuple(math.log(ours / real) for ours, _, real in times if real),
-        model_memory=max(model.moments.values()) / seen.allocated - 1,
-        model_steps=tuple(math.log(theirs / real) for _, theirs, real in times if real),
+        memory=max(memory.moments.values()) / seen.allocated - 1,
+        host=memory.host / seen.host - 1 if seen.host else None,
+        steps=tuple(math.log(said / real) for said, real in times if real),
     )
 
 
 def line(name: str, errors: Sequence[Errors]) -> str:
     memory, host = [error.memory for error in errors], [abs(error.host) for error in errors if error.host is not None]
-    model = [error.model_memory for error in errors]
     on_host = f"{statistics.mean(host):5.1%}" if host else "     "
     return (
         f"{name:44} {len(errors):4d}  {mean_size(memory):5.1%} {statistics.mean(memory):+6.1%} "
-        f"{max(memory, key=abs):+6.1%}  {on_host}  {ratios([step for error in errors for step in error.steps])}  | "
-        f"{mean_size(model):5.1%} {statistics.mean(model):+6.1%} {max(model, key=abs):+6.1%}  "
-        f"{ratios([step for error in errors for step in error.model_steps])}"
+        f"{max(memory, key=abs):+6.1%}  {on_host}  {ratios([step for error in errors for step in error.steps])}"
     )
 
 
@@ -193,10 +180,9 @@ def main() -> None:
     parser.add_argument("--rows", help="print each candidate of the sources with this in their name")
     parser.add_argument("--adapters", action="store_true", help="the sweeps of LoRA and QLoRA")
     options = parser.parse_args()
-    machine = read_machine("h200").model_copy(update={"surprise": 0.0, "rank_spread": 0.0, "nvme_bytes": _DRIVE})
-    errors = [errors_of(seen, machine) for seen in (of_sweeps(ADAPTERS) if options.adapters else recorded())]
-    print(f"{'':44}       physics: memory        host   step         | model's prior: memory   step")
-    print(f"{'':44} rows   mean   bias  worst   mean   ratio          |  mean   bias  worst   ratio")
+    errors = [errors_of(seen) for seen in (of_sweeps(ADAPTERS) if options.adapters else recorded())]
+    print(f"{'':44}       memory               host   step")
+    print(f"{'':44} rows   mean   bias  worst   mean   ratio")
     for source in dict.fromkeys(error.seen.source for error in errors):
         own = [error for error in errors if error.seen.source == source]
         print(line(source, own))

@@ -17,10 +17,11 @@ from ladder.candidates import Candidate, Rung
 from ladder.events.outcome import Record
 from ladder.launch.base import Launcher
 from ladder.machine.described import Machine
+from ladder.machine.machine_speed import FROM_RATES
 from ladder.search.decisions import Strategy
 from ladder.search.space import Space
 from ladder.simulation.launcher import SimulatedLauncher
-from ladder.simulation.paper_machine import SimulatedMachine, machine_files, read_machine
+from ladder.simulation.paper_machine import DIFFERENCES, SimulatedMachine, machine_files, read_machine
 from ladder.simulation.physics import Physics
 from ladder.techniques.keys import engine_in
 from ladder.techniques.registry import TECHNIQUES, WAYS_OF_CHECKPOINTING
@@ -45,10 +46,8 @@ _MODELS = (
     "qwen2.5-7b",
     "llama-2-13b",
 )
-_COPIES = 1.09
-"""A plain copy over element-wise kernels. Derived: 85 of 78 % of the data sheet."""
-_BYTES_OF_ADAM = 28.0
-"""Read and written per parameter (derived: weight, gradient and two moments in fp32, and all but the gradient back)."""
+_DIFFERENCES = (None,) * len(DIFFERENCES) + DIFFERENCES
+"""In what a simulated machine differs from a step's description besides its speeds: every other one in nothing."""
 
 
 @dataclass(frozen=True)
@@ -175,19 +174,14 @@ def drawn_adapters(dice: random.Random) -> tuple[Lora, LoadIn | None]:
     return Lora(rank=dice.choice(RANKS)), dice.choice((None, "4bit"))
 
 
-def simulated_rates(physics: Physics, ranks: int) -> dict[str, float]:
+def simulated_rates(physics: Physics) -> dict[str, float]:
     """What `ladder doctor --measure` would find, each with a relative error of 5 %, which follows from the seed."""
-    rig, dice = physics.rig, random.Random(f"{physics.seed} rates")
-    rates = {
-        "flops": rig.chip.flops,
-        "device_bytes": rig.chip.memory * _COPIES,
-        "pcie_bytes": rig.bus,
-        "cpu_adam_parameters": ranks * rig.dram / _BYTES_OF_ADAM,
-        "nvme_bytes": ranks * rig.drive,
-    }
-    if ranks > 1:
-        rates["link_bytes"] = rig.link
-    return {name: rate * math.exp(dice.gauss(0, 0.05)) for name, rate in rates.items()}
+    speed, dice = physics.speed, random.Random(f"{physics.seed} rates")
+    found = {name: getattr(speed, name) for name in FROM_RATES if hasattr(speed, name)}
+    found["flops"] *= speed.achievable
+    if physics.world_size == 1:
+        del found["link_bytes"]
+    return {name: rate / FROM_RATES[name] * math.exp(dice.gauss(0, 0.05)) for name, rate in found.items()}
 
 
 def simulated_cases(
@@ -199,7 +193,8 @@ def simulated_cases(
     plain: bool = False,
     known: bool = False,
 ) -> Iterator[list[Case]]:
-    """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive.
+    """`number` machines with a workload each, as one case for each accumulation. Every fourth has an NVMe drive; every
+    other one, about, takes its steps in another way than described (`DIFFERENCES`).
 
     Machines are drawn by their number, from `first` on. With `adapters`, the same machines train the same models by
     LoRA or QLoRA; with `plain`, also without DeepSpeed. With `known`, the machine's speeds were measured before.
@@ -208,8 +203,9 @@ def simulated_cases(
     for seed in range(first, first + number):
         dice = random.Random(f"case {seed}")
         simulated = read_machine(names[seed % len(names)])
+        noise, differs = dice.uniform(0.005, 0.03), random.Random(f"structure {seed}").choice(_DIFFERENCES)
         simulated = simulated.model_copy(
-            update={"seed": seed, "noise": dice.uniform(0.005, 0.03), "surprise": surprise}
+            update={"seed": seed, "noise": noise, "surprise": surprise, "differs": differs if surprise else None}
         )
         world_size = dice.choice([size for size in (1, 2, 4, 8, 16) if size <= 2 * simulated.num_gpus])
         memory = int(simulated.gpu_memory * dice.choice((0.4, 0.6, 0.8, 1.0)))
@@ -237,6 +233,6 @@ def simulated_cases(
             gpus = f"{world_size} x {simulated.name}, {memory / 2**30:.0f} GiB"
             name = f"{seed}: {model.name}{trained} on {gpus}, A {accumulation}"
             case = Case(name, simulated, machine, workload, rungs)
-            rates = simulated_rates(case.physics, world_size) if known else {}
+            rates = simulated_rates(case.physics) if known else {}
             cases.append(replace(case, machine=replace(machine, rates=rates)))
         yield cases

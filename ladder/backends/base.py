@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ladder.candidates import Candidate, Engine, Export, Rung, Technique
-from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.step.host import host_use
@@ -24,33 +23,6 @@ from ladder.workload.workload import Dtype, OptimizerName, Workload
 
 Choices = Mapping[str, tuple[bool | int, ...]]
 """By knob: the values to choose from in ascending order, including our default."""
-
-
-@dataclass(frozen=True)
-class StepTerms:
-    """Seconds of the parts of a candidate's step, from the machine's prior, before calibration."""
-
-    compute: float
-    ramp: float
-    """Additional compute because kernels do not fill the GPU at their start and end; the same for any micro-batch."""
-    launch: float
-    """Host work to launch the kernels and for hooks, which is the least time of a micro-step with any batch."""
-    reduce: float
-    """Reduction of gradients and copying them to the host, in every micro-step."""
-    gather: float
-    """The transfers that gather stage 3's parameters."""
-    exchange: float
-    """Exchanges between ranks in forward and backward, besides gradients and parameters."""
-    inputs: float
-    """Copying offloaded inputs of layers to the host in forward and back in backward, for which kernels wait."""
-    hidden: float
-    """The share of `reduce` that overlaps with backward."""
-    update: float
-    """Work of the last micro-step only: the optimizer, reduction at stages 0 and 1, copying parameters back."""
-    doubts: tuple[tuple[str, float], ...]
-    """Unknowns that techniques add, as in `Terms`."""
-    handling: float = 0.0
-    """Casting and copying weights, adding up gradients: work of the GPU in every micro-step, with any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +66,6 @@ class Backend(ABC):
     """What that does: the end of a sentence for the option's help."""
     package = ""
     """What has to be installed for it, beside torch, transformers and accelerate."""
-    kind: str
-    """Which of the simulator's kinds of assignments its ranks have (`ladder.simulation.kinds`)."""
     one_rank_needs_no_stage = False
     """With one rank, which has nothing to divide, its other stages add work to stage 0 and take none away."""
 
@@ -143,6 +113,12 @@ class Backend(ABC):
     ) -> dict[str, Any]:
         """The backend's configuration, for trials and for training. ValueError for an NVMe rung without `nvme_path`."""
 
+    def engine_in(
+        self, config: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        """The engine of which `configuration` made `config`, with the knobs that differ from our defaults."""
+        return Engine(self.rungs[0], (), techniques)
+
     def environment(self, engine: Engine) -> dict[str, str]:
         """Environment variables that training needs, besides those of its techniques."""
         return {}
@@ -165,7 +141,7 @@ class Backend(ABC):
     def assignment(
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
-        """What a rank does in a step of `candidate`, from which its memory follows."""
+        """What a rank does in a step of `candidate`, from which its memory and its time follow."""
 
     def moments(self, workload: Workload, candidate: Candidate, world_size: int, device: Device) -> list[Moment]:
         """The moments at which a rank's memory may peak; the first is the idle engine after its first step."""
@@ -183,10 +159,6 @@ class Backend(ABC):
         key = ("host", self.name, candidate, world_size)
         use = workload.remembered(key, lambda: host_use(self.assignment(workload, candidate, world_size)))
         return use.held * world_size, use.pinned * world_size
-
-    @abstractmethod
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        """The seconds of a step's parts."""
 
     # Its words in the emitted files
 

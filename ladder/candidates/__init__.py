@@ -14,7 +14,7 @@ from ladder.candidates.candidate import (
 from ladder.candidates.effects import Effects
 from ladder.candidates.problem import Problem
 from ladder.candidates.rungs import Knob, Place, Rung, Through
-from ladder.candidates.technique import SLOTS, Consent, Export, Library, Technique, Terms, TrainerOnly
+from ladder.candidates.technique import SLOTS, Consent, Export, Library, Technique, TrainerOnly
 
 __all__ = [
     "CHECKPOINTING",
@@ -31,7 +31,6 @@ __all__ = [
     "Problem",
     "Rung",
     "Technique",
-    "Terms",
     "Through",
     "TrainerOnly",
     "candidates_of",

@@ -1,4 +1,4 @@
-"""What a technique changes in the memory of a step, and in its time on a simulated machine."""
+"""What a technique changes in a step: in its memory, and in its time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ class Effects:
     """Whether the loss processes the logits in chunks and computes their gradients at once."""
     keeps_casts: bool = True
     """Whether autocast's copies of weights are kept for backward."""
-    traffic: float = 1.0
-    """Bytes that element-wise kernels read and write, relative to plain transformers."""
-    kernels: float = 1.0
-    """What launching a layer's kernels takes the host, relative to plain transformers."""
+    compute: float = 1.0
+    """Seconds of matrix products, relative to the usual kernels."""
+    moved_by_loss: float | None = None
+    """Bytes that the loss reads and writes for each logit; None for as many as without the technique."""
     master_bytes: float = 4.0
     """Bytes of a parameter's master weight."""
     moment_bytes: float = 4.0
     """Bytes of each of Adam's two moments of a parameter."""
     gradient_bytes: float = 4.0
     """Bytes of the optimizer's copy of a gradient; 0 if it uses the 16-bit gradient."""
-    update_passes: float = 1.0
-    """Memory traffic of the optimizer, relative to reading and writing each of its values once."""
     tensor_step: float = 1.0
     """What an optimizer step takes the host for each parameter, relative to the stage's own."""
     copied_in_node: bool = False

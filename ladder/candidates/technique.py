@@ -52,41 +52,6 @@ class Consent:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The coefficients of a candidate's time that a technique can change."""
-
-    tokens: int
-    """Tokens of a micro-step on one rank."""
-    traffic: float
-    """Bytes that a block's element-wise kernels read and write per token, forward and backward together."""
-    states: float = 8.0
-    """Bytes of the optimizer's states of a weight, as Adam's two moments."""
-    update_traffic: float = 44.0
-    """Bytes per parameter that an optimizer step on the GPU reads and writes beside the states: master weights,
-    gradients in 16 and 32 bits, and the gradient norm (derived)."""
-    tensor_step: float = 1.0
-    """Host work of an optimizer step for each trained tensor, relative to the engine's without techniques."""
-    exchange: float = 0.0
-    """Bytes that a rank sends in a micro-step besides gradients and parameters."""
-    launches: float = 1.0
-    """Host work to launch a block's kernels, relative to a Llama block's."""
-    compute: float = 1.0
-    """Seconds of matrix products, relative to the usual kernels."""
-    moved_by_loss: float = 48.0
-    """Bytes that the loss reads and writes for each logit."""
-    chunks: int = 0
-    """In how many chunks of tokens the head and the loss are computed; 0: all at once."""
-    across: float = 1.0
-    """The share of what stage 3 gathers that crosses from node to node."""
-    group: int = 0
-    """Ranks of a node that gather among themselves; 0 if none do."""
-    owners: int = 0
-    """Ranks that divide weights and states among themselves; 0 for all ranks."""
-    doubts: tuple[tuple[str, float], ...] = ()
-    """Unknowns that the technique adds to the seconds, by name, with their standard deviations as logarithms."""
-
-
-@dataclass(frozen=True)
 class Export:
     """What an export for one training program contains for a technique."""
 
@@ -119,8 +84,9 @@ class Technique:
     rank_module = ""
     """The module with its part for the ranks, a `RankTechnique` named `TECHNIQUE`; empty if ranks need none."""
     effects = Effects()
-    """What it changes in the memory of a step, and in its time on a simulated machine. What it says of time comes from
-    other sources than `costs`, so that one can test the other."""
+    """What it changes in a step's memory and time."""
+    time_doubt = 0.0
+    """The standard deviation, as a logarithm, of an unknown that it adds to the seconds of a step; 0 for none."""
     loss_doubt: tuple[str, float] | None = None
     """The unknown of the bytes of its own loss and its standard deviation as a logarithm; None if it has none."""
     why_not = ""
@@ -225,9 +191,9 @@ class Technique:
         """What a block of `model` does with this technique; None if it does the same as without."""
         return model.blocks_with.get(self.name)
 
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """The candidate's `terms`, of its time, with this technique."""
-        return terms
+    def effects_beside(self, techniques: Sequence[Technique]) -> Effects:
+        """Its effects in an engine that has all of `techniques`."""
+        return self.effects
 
     # What training with it needs
 

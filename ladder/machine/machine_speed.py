@@ -138,7 +138,7 @@ def known_speed(
     """`speed` with measured `rates` (`rates.rates_of`) in place of data sheets, and what tunes taught."""
     if not rates and not learned:
         return speed
-    ours = {name: rate * _FROM_RATES[name] for name, rate in rates.items() if name in _FROM_RATES}
+    ours = {name: rate * FROM_RATES[name] for name, rate in rates.items() if name in FROM_RATES}
     between = ours.pop("network_bytes", None)
     has_network = between is not None or speed.link_bytes < speed.node_link_bytes
     if "link_bytes" in ours:
@@ -163,7 +163,7 @@ def known_speed(
     return replace(new, beliefs=beliefs)
 
 
-_FROM_RATES = {
+FROM_RATES = {
     "flops": _OF_PRODUCTS,
     "device_bytes": _OF_COPIES,
     "link_bytes": 1.0,

@@ -20,6 +20,7 @@ from ladder.backends.registry import backend_of
 from ladder.candidates import Candidate
 from ladder.search.calibration import Datum, Factor, Fit, Unknowns, deviation, fit, names_of, scale
 from ladder.step.counted import Device
+from ladder.step.host import PROCESS
 from ladder.step.ledger import START, Moment
 from ladder.units import GIB, MIB
 from ladder.workload.workload import Workload
@@ -31,8 +32,6 @@ _LARGEST_MARGIN = 0.08
 """Of allocated memory. Measured: with a limit of 40 GiB, training with 37.2 GiB allocated reserved 39.5 GiB."""
 _LOGITS_DOUBT = ("logits", 0.1)
 """The unknown of the bytes of the usual loss, as a logarithm. Chosen: it is known as well as activations."""
-_HOST_PROCESS = 1.9 * GIB
-"""Measured: resident memory of a rank that offloads nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +280,7 @@ def predict_host(
 ) -> tuple[int, int]:
     """Predicted host memory of all ranks, and its pinned part, in bytes."""
     on_host, pinned = backend_of(candidate.engine.rung).host_bytes(workload, candidate, world_size)
-    total = _HOST_PROCESS * world_size + on_host
+    total = PROCESS * world_size + on_host
     ratio = ratios.get(candidate.engine.states, ratios.get("", 1.0))
     return int(total * ratio), int(pinned)
 

@@ -1,9 +1,7 @@
 """Predicts how long a step of a candidate takes, calibrated by what trials measured.
 
-A micro-step is compute, proportional to the micro-batch, and communication, which does not depend on it and partly
-overlaps; the last micro-step also has the optimizer. Each term is a quantity divided by a speed (operations by FLOP/s,
-bytes by bytes/s), so there is a prior for every machine; `calibrate_speed` learns the factors. Constants called
-"measured" are fits to tests/data: a Llama-2-7B shape on four H200.
+The seconds of a step's parts (`step.clock`) are the prior for every machine; each has unknown factors, some of which it
+shares with other engines, and `calibrate_speed` learns them.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from ladder.backends.registry import backend_of, family_of, is_main, kin_of
 from ladder.candidates import Candidate, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.search.calibration import Datum, Estimate, Factor, Fit, Unknowns, fit, names_of, scale
+from ladder.step.clock import micro_step
 from ladder.workload.workload import Workload
 
 _QUANTILE_95 = 1.645
@@ -128,23 +127,24 @@ class _Steps:
         rung, family = candidate.engine.rung, family_of(candidate.engine.rung)
         own, by_kind = partial(_own, candidate), partial(_by_kind, candidate.checkpointed)
         of_whole, of_terms, of_kernels = _doubted(rung, machine)
-        terms, shared = backend_of(rung).step_terms(workload, candidate, world_size, machine), {}
+        step = backend_of(rung).assignment(workload, candidate, world_size)
+        parts, shared = step.time_on(machine), {}
         for term, sigma in _SHARED.items():
             name = _shared_name(term, rung)
             mean, deviation = machine.belief(name, sigma)
             shared[term] = (name, deviation)
-            moved = {of: getattr(terms, of) * math.exp(mean) for of in (term, *_WITH.get(term, ()))}
-            terms = replace(terms, **moved) if mean else terms
-        self._terms = terms
+            moved = {of: getattr(parts, of) * math.exp(mean) for of in (term, *_WITH.get(term, ()))}
+            parts = replace(parts, **moved) if mean else parts
+        self._parts = parts
         self._compute: Factor = (shared["compute"], *by_kind("compute", 0.08), (f"compute:{family}", 0.06 * of_kernels))
         self._ramp: Factor = (("ramp", 0.8),)
         self._launch: Factor = (shared["launch"], *_hooks(candidate, of_terms))
-        self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if terms.reduce else ()
-        self._handling: Factor = (shared["handling"],) if terms.handling else ()
+        self._reduce: Factor = (shared["reduce"], *own("reduce", 0.4 * of_terms)) if parts.reduce else ()
+        self._handling: Factor = (shared["handling"],) if parts.handling else ()
         kinds = (*by_kind("gather", 0.1), *by_kind(f"gather:{family}", 0.1))
-        self._gather: Factor = (shared["gather"], *own("gather", 0.3 * of_terms), *kinds) if terms.gather else ()
-        self._exchange: Factor = (shared["exchange"],) if terms.exchange else ()
-        self._inputs: Factor = (shared["inputs"],) if terms.inputs else ()
+        self._gather: Factor = (shared["gather"], *own("gather", 0.3 * of_terms), *kinds) if parts.gather else ()
+        self._exchange: Factor = (shared["exchange"],) if parts.exchange else ()
+        self._inputs: Factor = (shared["inputs"],) if parts.inputs else ()
         self._update: Factor = (shared["update"], *own("update", 0.4 * of_terms))
         if shallow:
             self._update += own("depth:update", _DEPTH_OF_UPDATE)
@@ -156,7 +156,7 @@ class _Steps:
             ("batch", 0.03 * math.log2(candidate.micro_batch)),
             (f"batch:{family}", 0.015 * of_kernels * math.log2(candidate.micro_batch)),
         )
-        self._whole += self._terms.doubts
+        self._whole += tuple((each.name, each.time_doubt) for each in candidate.engine.techniques if each.time_doubt)
         if shallow:
             self._whole += own("depth", _DEPTH)
         self.names = names_of(
@@ -172,23 +172,25 @@ class _Steps:
             self._whole,
         )
 
-    def without(self, terms: Sequence[str]) -> _Steps:
-        """The same steps if these terms took no time."""
+    def without(self, parts: Sequence[str]) -> _Steps:
+        """The same steps if these parts took no time."""
         shorter = copy(self)
-        shorter._terms = replace(self._terms, **dict.fromkeys(terms, 0.0))  # type: ignore[arg-type]  # names of numbers
+        shorter._parts = replace(self._parts, **dict.fromkeys(parts, 0.0))
         return shorter
 
     def seconds(self, unknowns: Unknowns) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
-        terms, whole = self._terms, scale(self._whole, unknowns)
-        compute = (terms.compute + terms.ramp * scale(self._ramp, unknowns)) * scale(self._compute, unknowns)
-        reduce = terms.reduce * scale(self._reduce, unknowns)
-        busy = compute + reduce - terms.hidden * min(reduce, compute * 2 / 3)
-        busy += terms.exchange * scale(self._exchange, unknowns) + terms.inputs * scale(self._inputs, unknowns)
-        busy += terms.handling * scale(self._handling, unknowns)
-        gather, launch = terms.gather * scale(self._gather, unknowns), terms.launch * scale(self._launch, unknowns)
-        micro = whole * _soft_maximum(busy, gather, launch)
-        return micro, micro + whole * terms.update * scale(self._update, unknowns)
+        parts, whole = self._parts, scale(self._whole, unknowns)
+        beside = parts.exchange * scale(self._exchange, unknowns) + parts.inputs * scale(self._inputs, unknowns)
+        micro = whole * micro_step(
+            compute=(parts.compute + parts.ramp * scale(self._ramp, unknowns)) * scale(self._compute, unknowns),
+            reduce=parts.reduce * scale(self._reduce, unknowns),
+            hidden=parts.hidden,
+            beside=beside + parts.handling * scale(self._handling, unknowns),
+            gather=parts.gather * scale(self._gather, unknowns),
+            launch=parts.launch * scale(self._launch, unknowns),
+        )
+        return micro, micro + whole * parts.update * scale(self._update, unknowns)
 
     def log_seconds(self, accumulation: int, unknowns: Unknowns) -> float:
         """The logarithm of the seconds of a step of `accumulation` micro-steps; 0: of one without the optimizer."""
@@ -315,7 +317,7 @@ def micro_step_seconds(
     calibration: SpeedCalibration,
     without: Sequence[str] = (),
 ) -> float:
-    """Seconds of a micro-step without the optimizer, if the `StepTerms` named in `without` took no time."""
+    """Seconds of a micro-step without the optimizer, if the parts named in `without` took no time."""
     steps = _Steps(workload, candidate, world_size, machine)
     return steps.without(without).seconds(calibration.fit.values)[0]
 
@@ -331,9 +333,3 @@ def calibrate_speed(
         if seen.accumulate_seconds is not None:
             data.append(steps.datum(0, seen.accumulate_seconds, seen.noise))
     return SpeedCalibration(fit=fit(data), data=tuple(data))
-
-
-def _soft_maximum(*seconds: float) -> float:
-    """The maximum, and a little more if others are nearly as long, because overlap is never perfect."""
-    longest = max(seconds)
-    return longest * math.sqrt(math.sqrt(math.fsum((value / longest) ** 4 for value in seconds)))

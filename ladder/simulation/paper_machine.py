@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -12,6 +12,11 @@ from ladder.errors import UsageError
 from ladder.machine.described import Gpu, Machine
 from ladder.text import instead_of
 from ladder.units import parse_bytes
+
+Difference = Literal["no overlap", "half link", "slow host", "fragments", "second copy"]
+DIFFERENCES: tuple[Difference, ...] = get_args(Difference)
+"""In what a machine can differ from a step as it is described: nothing overlaps; links have half of their rate; Python
+is slow; the allocator fragments; the head's weight is held twice. All were seen on real machines."""
 
 
 class SimulatedMachine(BaseModel):
@@ -54,6 +59,8 @@ class SimulatedMachine(BaseModel):
     """The probability that the ranks hang, per candidate."""
     surprise: float = Field(default=1.0, ge=0, le=3)
     """How much the machine differs from its data sheet; 0 for not at all."""
+    differs: Difference | None = None
+    """In what its steps have another structure than described."""
     seed: int = 0
     """Machines with different seeds differ from their data sheets in different ways."""
 

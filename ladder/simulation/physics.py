@@ -1,13 +1,12 @@
 """How a candidate behaves on a simulated machine: seconds and bytes.
 
-Memory is that of the same walk through a step from which the search predicts it (`ladder.step`), bent by what differs
-between machines: each part takes more or less than was counted, one rank needs more than the others, the allocator
-fragments, and libraries take memory of their own. Time is a simulation of host, GPU, links and bus in parallel
-(`step_clock`), which shares no formula with the search's model of it, so that it can test it. Recorded sweeps show how
-accurate both are: benchmarks/physics.py measures their error (benchmarks/results/search/physics.txt).
+Both follow from the same description of a step from which the search predicts them (`ladder.step`), bent by what
+differs between machines: its speeds are not those of data sheets, kernels and techniques reach more or less of them,
+each part of the memory takes more or less than was counted, one rank needs more than the others, the allocator
+fragments, and libraries take memory of their own. A machine may also differ in structure (`differs`). How far the
+description is from real machines, recorded sweeps show: benchmarks/physics.py measures its error.
 
-Each machine deviates by its own factors, some kernels by their shapes, and the allocator slows down near the limit. All
-deviations follow from the seed.
+All deviations follow from the seed. The search knows nothing of them.
 """
 
 from __future__ import annotations
@@ -16,28 +15,27 @@ import math
 import random
 from dataclasses import dataclass, replace
 
-from ladder.backends.registry import BACKENDS, backend_of, family_of, is_main
+from ladder.backends.registry import BACKENDS, backend_of, family_of, is_main, kin_of
 from ladder.candidates import Candidate, Engine, Rung
 from ladder.events.protocol import TrialSpec
-from ladder.simulation.kernel_time import Chip
-from ladder.simulation.kinds import KINDS, assignment_of, clock_of, kind_of
+from ladder.machine.machine_speed import MachineSpeed, machine_speed
 from ladder.simulation.paper_machine import SimulatedMachine
-from ladder.simulation.step_clock import Rig, StepClock
 from ladder.step.assignment import Assignment
+from ladder.step.clock import micro_step
 from ladder.step.counted import Device
-from ladder.step.host import host_use
+from ladder.step.host import PROCESS, host_use
 from ladder.step.ledger import PARTS, START
 from ladder.techniques.keys import technique_labelled
 from ladder.units import GIB
 from ladder.workload.workload import Workload
 
 # Standard deviations, as logarithms, of a machine's deviations at `surprise` 1. Chosen: not less than what
-# benchmarks/physics.py finds between recorded machines.
+# benchmarks/physics.py finds between recorded machines. There, within a sweep, families of engines are 10 % off (with
+# these, 21 %, most of it by the machine's rates).
 _STRAY = {
     "compute": 0.25,
     "memory_traffic": 0.20,
     "link": 0.30,
-    "latency": 0.40,
     "pcie": 0.25,
     "adam": 0.30,
     "disk": 0.40,
@@ -48,6 +46,7 @@ _STRAY = {
     "engine_variant_time": 0.02,
     "knob_time": 0.015,
     "shape_time": 0.012,
+    "technique_time": 1.0,  # of the technique's own doubt
     "start": 0.25,
     "activations": 0.10,
     "recomputed": 0.10,
@@ -60,22 +59,18 @@ _STRAY = {
 }
 _THRASHES_FROM = 0.97
 """Above this fraction of the limit, the allocator repeatedly empties its cache. Chosen."""
-_PRODUCTS, _ELEMENT_WISE = 0.62, 0.78
-"""The fraction of the data sheet's operations and bytes per second that large kernels reach (measured: fitted to the
-recorded sweeps on H200)."""
-_LAUNCH = 26e-6
-"""Seconds to launch a kernel from Python, with hooks of modules and autograd (measured: fitted to small
-micro-batches)."""
-_LATENCY = 20e-6
-"""Seconds of a collective's step. Chosen: NCCL within a node takes 10 to 30 microseconds."""
-_CORE_BYTES, _NODE_BYTES = 5e9, 350e9
-"""Bytes a second of the host's memory that one core moves in CPU Adam, and that all cores of a node share: 65, 110 and
-165 GB/s with 16, 32 and 64 cores of the recorded hosts."""
+_HALF_LINK, _SLOW_HOST = 0.5, 3.0
+"""What `differs` says: the rate of a link that has half of its lanes, and the host's work on one that is slow. The
+second measured: 5 ms to launch a block from Python on a shared host, and 1.8 on others (benchmarks/results)."""
+_MARGIN, _FRAGMENTED = (0.005, 0.05), (0.05, 0.15)
+"""The least and the most that the allocator holds beyond what is allocated, as a share; and on a machine that
+fragments. Chosen: recorded sweeps have 10 to 24 % with memory to spare (benchmarks/results/sweeps), and less near a
+limit, where the allocator returns what is free."""
+_OVERLAP = (0.6, 1.4)
+"""The share of a reduction that overlaps, relative to the usual, at the least and at the most. Chosen."""
 _PIN_BYTES, _PAGE_BYTES = 10e9, 8e9
 """Bytes per second of pinning host memory, and of touching it for the first time, by one rank (measured:
 benchmarks/results/1xh200-pinning). The ranks of a node together are at most four times as fast (chosen)."""
-_PROCESS = 1.68 * GIB
-"""Resident memory of a rank that offloads nothing (measured: 1.62 to 1.79 GiB in recorded sweeps without offload)."""
 _CONTEXT, _NCCL = 0.8 * GIB, 0.7 * GIB
 
 
@@ -111,9 +106,9 @@ class Physics:
 
     def __init__(self, machine: SimulatedMachine, workload: Workload, world_size: int, device: Device = "cuda") -> None:
         self._device = device
-        self._machine, self._workload, self._world_size = machine, workload, world_size
+        self._machine, self._workload, self.world_size = machine, workload, world_size
         self._nodes = -(-world_size // machine.num_gpus)
-        self.rig = self._make_rig()
+        self.speed = self._speed()
         self._known: dict[Candidate, Truth] = {}
 
     def truth(self, candidate: Candidate) -> Truth:
@@ -131,7 +126,7 @@ class Physics:
         """The engine that `spec` configures, with knobs that differ from our defaults."""
         backend = next(each for each in BACKENDS.values() if each.rank_module == spec.backend_module)
         techniques = tuple(technique_labelled(label) for label in spec.techniques)
-        return KINDS[backend.kind].engine_in(spec, backend.rungs, self._workload, techniques)
+        return backend.engine_in(spec.deepspeed, self._workload, spec.world_size, techniques)
 
     def limit_factor(self, truth: Truth, limit: int) -> float:
         """How much slower a candidate is if its memory is close to `limit`."""
@@ -140,41 +135,44 @@ class Physics:
 
     def start_seconds(self, candidate: Candidate) -> tuple[float, float]:
         """Seconds to build the model and to initialise the engine, from the memory to fill, pin and write."""
-        step, kind = assignment_of(self._workload, candidate, self._world_size), kind_of(candidate)
-        use, together = host_use(step), max(1.0, min(self._world_size, self._machine.num_gpus) / 4)
+        step = self._assignment(candidate)
+        use, together = host_use(step), max(1.0, min(self.world_size, self._machine.num_gpus) / 4)
         model = 0.1 + 2.0 * self._workload.weights.total / 40e9  # random weights on the GPU, 16 bits each
-        model += together * kind.built_on_host(step) / _PAGE_BYTES
-        model += kind.built_in_shards(step) / self._world_size / 10e9
-        model += kind.moved_to_host(step) / self.rig.bus + 2.0 * kind.moved_to_host(step) / _PAGE_BYTES
+        model += together * step.loaded / _PAGE_BYTES
+        if step.stage == 3:  # it is divided while it is built
+            model += step.held / self.world_size / 10e9
+        if step.parameter_device != "none":
+            model += step.held_share * (1 / self.speed.pcie_bytes + 2 / _PAGE_BYTES)
         engine = 0.3 + 14.0 * step.share / 40e9
         engine += together * (use.pinned / _PIN_BYTES + max(0.0, step.pageable()) / _PAGE_BYTES)
-        engine += use.disk / self.rig.drive
+        engine += use.disk * self.world_size / self.speed.nvme_bytes
         factor = self._stray("start")
         return model * factor, engine * factor
 
-    def _make_rig(self) -> Rig:
-        machine = self._machine
-        local = min(self._world_size, machine.num_gpus)
+    def _speed(self) -> MachineSpeed:
+        """The speeds that this machine has, of which the search only knows the GPU's name and the number of cores."""
+        machine, cores = self._machine, self._machine.num_cores * self._nodes
+        listed = machine_speed(machine.gpu_name, "cuda", self.world_size, cores, self._nodes)
         between = machine.link_bytes if self._nodes == 1 else min(machine.link_bytes, machine.network_bytes)
-        dram = 1 / (1 / (_CORE_BYTES * machine.num_cores) + 1 / _NODE_BYTES) / local
-        chip = Chip(
-            flops=machine.flops * min(0.9, _PRODUCTS / self._stray("compute")),
-            memory=machine.device_bytes * min(0.95, _ELEMENT_WISE / self._stray("memory_traffic")),
-            processors=round(self._drawn("processors", 60, 148)),
+        link = _HALF_LINK if machine.differs == "half link" else 1.0
+        host = self._stray("python") * (_SLOW_HOST if machine.differs == "slow host" else 1.0)
+        return replace(
+            listed,
+            flops=machine.flops,
+            achievable=min(0.9, listed.achievable / self._stray("compute")),
+            flops_32=listed.flops_32 * machine.flops / listed.flops,
+            device_bytes=machine.device_bytes * min(1.2, 1 / self._stray("memory_traffic")),
+            link_bytes=link * between / self._stray("link"),
+            node_link_bytes=link * machine.link_bytes / self._stray("link", "" if self._nodes == 1 else "in a node"),
+            pcie_bytes=machine.pcie_bytes / self._stray("pcie"),
+            cpu_adam_parameters=listed.cpu_adam_parameters / self._stray("adam"),
+            nvme_bytes=machine.nvme_bytes * self._nodes / self._stray("disk"),
+            host_seconds=listed.host_seconds * host,
+            launch_seconds=listed.launch_seconds * host,
         )
-        return Rig(
-            chip=chip,
-            launch=_LAUNCH,
-            host=self._stray("python"),
-            link=between / self._stray("link"),
-            latency=_LATENCY * (1.0 if self._nodes == 1 else 2.0) * self._stray("latency"),
-            node_link=machine.link_bytes / self._stray("link", "" if self._nodes == 1 else "in a node"),
-            node_latency=_LATENCY * self._stray("latency"),
-            contention=self._drawn("contention", 0.1, 0.6),
-            bus=machine.pcie_bytes / self._stray("pcie"),
-            dram=dram / self._stray("adam"),
-            drive=machine.nvme_bytes / local / self._stray("disk"),
-        )
+
+    def _assignment(self, candidate: Candidate) -> Assignment:
+        return backend_of(candidate.engine.rung).assignment(self._workload, candidate, self.world_size)
 
     def _stray(self, term: str, of: str = "") -> float:
         scatter = _STRAY[term] * self._machine.surprise
@@ -186,19 +184,22 @@ class Physics:
         return low + (high - low) * (0.5 + share)
 
     def _truth(self, candidate: Candidate) -> Truth:
-        assignment = assignment_of(self._workload, candidate, self._world_size)
+        assignment = self._assignment(candidate)
         use = host_use(assignment)
         totals = self._totals(candidate)
         moment = max((name for name in totals if name != START), key=lambda name: totals[name])
-        fullest_rank = 1 + self._machine.rank_spread if self._world_size > 1 else 1.0
+        fullest_rank = 1 + self._machine.rank_spread if self.world_size > 1 else 1.0
         allocated = totals[moment] * fullest_rank
-        margin = random.Random(f"{self._machine.seed} fragments {candidate.key}").uniform(0.005, 0.05)
-        reserved = int(allocated * (1 + margin * min(1.0, self._machine.surprise)))
+        bounds = [bound * min(1.0, self._machine.surprise) for bound in _MARGIN]
+        if self._machine.differs == "fragments":
+            bounds = list(_FRAGMENTED)
+        margin = random.Random(f"{self._machine.seed} fragments {candidate.key}").uniform(*bounds)
+        reserved = int(allocated * (1 + margin))
         outside = 0
         if self._device == "cuda":
-            outside = int((_CONTEXT + (_NCCL if self._world_size > 1 else 0)) * self._stray("outside"))
+            outside = int((_CONTEXT + (_NCCL if self.world_size > 1 else 0)) * self._stray("outside"))
         accumulate, update = self._seconds(assignment)
-        host = (_PROCESS + use.held) * self._world_size * self._stray("host", family_of(candidate.engine.rung))
+        host = (PROCESS + use.held) * self.world_size * self._stray("host", family_of(candidate.engine.rung))
         return Truth(
             accumulate_seconds=accumulate,
             boundary_seconds=update,
@@ -208,7 +209,7 @@ class Physics:
             at_start=int(totals.get(START, 0.0)) + outside,
             moment=moment if moment != "initialisation" else "step",
             host=int(host),
-            disk=int(use.disk * self._world_size),
+            disk=int(use.disk * self.world_size),
         )
 
     def _totals(self, candidate: Candidate) -> dict[str, float]:
@@ -219,39 +220,45 @@ class Physics:
         factors["activations"] = self._stray(kept) * self._stray("engine_variant_time", f"memory {rung.name}")
         of_states = self._stray("states", rung.name)
         totals: dict[str, float] = {}
-        for moment in backend_of(rung).moments(self._workload, candidate, self._world_size, self._device):
+        for moment in backend_of(rung).moments(self._workload, candidate, self.world_size, self._device):
             total = sum(factors.get(part, of_states) * getattr(moment, part) for part in PARTS)
-            totals[moment.name] = max(totals.get(moment.name, 0.0), total)
+            totals[moment.name] = max(totals.get(moment.name, 0.0), total + self._second_copy)
         return totals
+
+    @property
+    def _second_copy(self) -> float:
+        """Bytes of a tied head that libraries hold a second time, as was recorded with quantised models."""
+        model = self._workload.model
+        return 2.0 * model.vocab_size * model.hidden_size if self._machine.differs == "second copy" else 0.0
 
     def _seconds(self, assignment: Assignment) -> tuple[float, float]:
         """Seconds of a micro-step without and with the optimizer."""
-        candidate, clock = assignment.candidate, clock_of(assignment, self.rig)
-        accumulate, boundary = _micro_steps(clock, candidate)
-        update = clock.update() + boundary - accumulate
+        candidate, parts = assignment.candidate, assignment.time_on(self.speed)
+        accumulate = micro_step(
+            compute=parts.compute + parts.ramp,
+            reduce=parts.reduce,
+            hidden=min(1.0, parts.hidden * self._drawn("overlap", *_OVERLAP)),
+            beside=parts.exchange + parts.inputs + parts.handling,
+            gather=parts.gather,
+            launch=parts.launch,
+            overlaps=self._machine.differs != "no overlap",
+        )
         # Engines that differ only in knobs deviate little from each other (measured: 1.5 and 1.8 %).
         rung, key = candidate.engine.rung, candidate.engine.key
-        family = _program_of(rung)
+        program = _program_of(rung)
         turned = candidate.engine.knobs or rung.knobs
-        whole = self._stray("engine_time", family) * (self._stray("knob_time", key) if turned else 1)
+        whole = self._stray("engine_time", program) * (self._stray("knob_time", key) if turned else 1)
         whole *= self._stray("engine_variant_time", f"{rung.name} {candidate.checkpointing}")
+        for technique in candidate.engine.techniques:
+            whole *= self._stray("technique_time", technique.name) ** technique.time_doubt
         micro = accumulate * self._stray("shape_time", f"{candidate.checkpointing} {candidate.micro_batch}")
         # An engine deviates differently at each depth, so a few layers do not show everything.
-        depth = f"{family} {self._workload.model.num_layers}"
-        micro, update = micro * self._stray("depth_time", depth), update * self._stray("depth_update", depth)
+        layers = self._workload.model.num_layers
+        micro *= self._stray("depth_time", f"{program} {layers}")
+        update = parts.update * self._stray("depth_update", f"{kin_of(rung)} {rung.offload_optimizer} {layers}")
         return micro * whole, (micro + update) * whole
 
 
 def _program_of(rung: Rung) -> str:
-    """What deviates as one: FSDP2 is the same program whether it divides weights again after the forward pass."""
-    return family_of(rung if is_main(rung) or not rung.stage else replace(rung, stage=3))
-
-
-def _micro_steps(clock: StepClock, candidate: Candidate) -> tuple[float, float]:
-    """Seconds of a micro-step without the optimizer, on the average of a step, and of forward and backward with it."""
-    if not candidate.engine.first_differs:
-        return clock.micro_step(boundary=False), clock.micro_step(boundary=True)
-    before = candidate.accumulation - 1
-    first, later = (clock.micro_step(boundary=False, first=first) for first in (True, False))
-    average = (first + (before - 1) * later) / before if before else first
-    return average, clock.micro_step(boundary=True, first=not before)
+    """What deviates as one, wherever its states are: a stage; FSDP2 with and without dividing weights again."""
+    return f"{kin_of(rung)} {rung.stage if is_main(rung) or not rung.stage else 3}"

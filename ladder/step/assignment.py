@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.candidates import Candidate, Effects
+from ladder.machine.machine_speed import MachineSpeed
 from ladder.optimizers.registry import OPTIMIZERS
+from ladder.step.clock import StepParts
 from ladder.step.counted import Device, counted_block
 from ladder.step.gathering import Gathering
 from ladder.step.ledger import Ledger
@@ -36,6 +38,10 @@ class Assignment(ABC):
     @abstractmethod
     def stage_on(self, ledger: Ledger) -> Stage:
         """What it allocates beside activations."""
+
+    @abstractmethod
+    def time_on(self, machine: MachineSpeed) -> StepParts:
+        """The seconds of a step's parts."""
 
     @property
     @abstractmethod
@@ -83,7 +89,8 @@ class Assignment(ABC):
         neutral = Effects()
         combined = neutral
         for technique in self.candidate.engine.techniques:
-            own = {name: value for name, value in vars(technique.effects).items() if value != getattr(neutral, name)}
+            effects = technique.effects_beside(self.candidate.engine.techniques)
+            own = {name: value for name, value in vars(effects).items() if value != getattr(neutral, name)}
             combined = replace(combined, **own)
         return combined
 

@@ -15,9 +15,6 @@ from ladder.candidates import Effects
 from ladder.step.operation import Block, Operation
 from ladder.workload.workload import Workload
 
-_CAST = 6.0
-"""Bytes read and written to cast a value from fp32 to 16 bits, or back."""
-
 
 class Autocast:
     """Changes the operations of a workload's blocks."""
@@ -75,8 +72,6 @@ class Autocast:
             makes=2.0 * norm.makes,
             ends=2.0 * norm.ends,
             scratch=norm.scratch + 2.0 * width,
-            # An RMSNorm in Python needs no casts of its own; the sum with the residual stream is in fp32.
-            traffic=(28.0 * width if python else 2.0 * norm.traffic) + 4.0 * width,
         )
 
     @property
@@ -110,9 +105,3 @@ class Autocast:
         if inputs and not operation.trained:
             return replace(operation, saves=max(0.0, operation.saves - operation.for_weight))
         return operation
-
-
-def bytes_cast(operation: Operation, tokens: int) -> float:
-    """Bytes that casts of a product's matrix and input move in forward; in backward, those of their gradients."""
-    reads_a_norm = operation.reads in ("a", "n") or operation.name == "adapter A"
-    return _CAST * (operation.casts + (tokens * operation.weight[0] if operation.casts and reads_a_norm else 0))

@@ -9,6 +9,10 @@ import math
 from dataclasses import dataclass
 
 from ladder.step.assignment import Assignment
+from ladder.units import GIB
+
+PROCESS = 1.68 * GIB
+"""Resident memory of a rank that offloads nothing. Measured: 1.62 to 1.79 GiB in recorded sweeps without offload."""
 
 
 @dataclass(frozen=True)

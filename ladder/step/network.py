@@ -1,6 +1,6 @@
 """A model as a list of operations: their order from transformers' sources, and their sums as its blocks were counted.
 
-Memory and time are computed by walking through the list.
+Memory is computed by walking through the list.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Network:
         else:
             operations += self._plain_net()
         missing = self._block_elements - sum(operation.elements for operation in operations)
-        biases = Operation(name="biases", others=max(0, missing), tensors=self._num_biases, kernels=0)
+        biases = Operation(name="biases", others=max(0, missing), tensors=self._num_biases)
         return self._as_counted([*operations, biases])
 
     def _as_counted(self, operations: list[Operation]) -> tuple[Operation, ...]:
@@ -124,12 +124,11 @@ class Network:
         """
         if not self.effects.shares_sequence:
             return scores
-        q, k = (number * self.model.head_dim for number in (self.model.num_heads, self.model.num_kv_heads))
+        q = self.model.num_heads * self.model.head_dim
         return replace(
             scores,
             saves=scores.saves + _OF_EXCHANGES * q,
             scratch=scores.scratch + 4.0 * q,
-            traffic=scores.traffic + 8.0 * (q + k),
         )
 
     @cached_property
@@ -198,31 +197,29 @@ class Network:
 
     def _norm(self, name: str, width: int) -> Operation:
         """RMSNorm is Python code that saves its fp32 input and a 16-bit value; LayerNorm, a kernel, only its input."""
-        if self.model.gated_mlp or self.model.is_encoder_decoder:
+        is_python = self.model.gated_mlp or self.model.is_encoder_decoder
+        if is_python:
             kept = self.effects.norm_keeps
-            saves, scratch, traffic, kernels = 6.0 * kept, 12.0 * kept, 36.0, 6
+            saves, scratch = 6.0 * kept, 12.0 * kept
             for_weight = max(0.0, saves - 4.0)  # the scale is multiplied with the 16-bit value; a kernel recomputes it
         else:
-            saves, scratch, traffic, kernels, for_weight = 2.0, 2.0, 6.0, 1, 0.0
+            saves, scratch, for_weight = 2.0, 2.0, 0.0
         return Operation(
             name=name,
             others=width * (1 if self.model.gated_mlp else 2),
             tensors=1 if self.model.gated_mlp else 2,
             saves=saves * width,
-            saves_input=kernels == 1 or self.effects.norm_keeps < 1.0,
+            saves_input=not is_python or self.effects.norm_keeps < 1.0,
             for_weight=for_weight * width,
             makes=2.0 * width,
             ends=4.0 * width,
             scratch=scratch * width,
-            traffic=traffic * width,
-            kernels=kernels,
         )
 
     def _product(
         self, name: str, inputs: int, outputs: int, *, reads: str, saves: float, ends: float, for_weight: float = 0.0
     ) -> Operation:
         """A linear layer; `saves` its input if no other operation does."""
-        traffic = 2.0 * (inputs + outputs)
         return Operation(
             name=name,
             weight=(inputs, outputs),
@@ -232,7 +229,6 @@ class Network:
             for_weight=for_weight,
             makes=2.0 * inputs,
             ends=ends,
-            traffic=traffic,
         )
 
     def _attention(self, name: str, share: float = 1.0) -> list[Operation]:
@@ -255,28 +251,21 @@ class Network:
         ]
 
     def _scores(self, q: int, k: int, share: float) -> Operation:
-        """Rotary positions and SDPA, which saves queries, keys, values, output, and one fp32 number per head.
+        """SDPA, which saves queries, keys, values, output, and one fp32 number per head.
 
         Its backward sums the gradient of queries in fp32.
         """
         length, heads = self.workload.seq_len, self.model.num_heads
         saves, scratch = 4.0 * q + 4.0 * k + 4.0 * heads, 4.0 * q
-        rotary = 20.0 * (q + k) if self.model.gated_mlp else 4.0 * q
         if self.model.is_encoder_decoder:
             # T5 adds a bias to the scores in Python: their softmax in fp32 and in 16 bits, and a mask of dropout.
             saves += 7.0 * heads * length
-            rotary += 24.0 * heads * length
-        # Causal attention is half the work: transformers passes no mask, so SDPA uses its causal kernel.
-        seen = length / 2 if self.workload.task == "causal-lm" else length
         return Operation(
             name="scores",
             saves=saves * share,
             makes=(2.0 * q + 4.0 * k) * share,
             ends=2.0 * q * share,
             scratch=scratch * share,
-            attends=4.0 * seen * q * share,
-            traffic=rotary * share,
-            kernels=12 if self.model.gated_mlp else 4,
         )
 
     def _gated_net(self) -> list[Operation]:
@@ -293,8 +282,7 @@ class Network:
     def _net_of_experts(self) -> list[Operation]:
         """Each token is copied for the experts that it meets, sorted by expert; what they make is weighted and summed.
 
-        The copies are read by one grouped product. Their kernels sort, count, look up and scatter; looking up a value
-        sorts indices again in backward.
+        The copies are read by one grouped product.
         """
         model, each = self.model, self.model.experts_of_a_token
         h, copies, f = model.hidden_size, each * model.hidden_size, each * model.intermediate_size
@@ -306,8 +294,6 @@ class Network:
                 saves=24.0 * each,
                 makes=2.0 * h,
                 ends=2.0 * (copies + h),
-                traffic=4.0 * copies,
-                kernels=14,
             ),
             self._product(
                 "gate and up", h, 2 * f, reads="n", saves=2.0 * copies, ends=2.0 * f, for_weight=2.0 * copies
@@ -320,8 +306,6 @@ class Network:
                 saves=2.0 * copies + 16.0 * each,
                 makes=4.0 * copies,
                 ends=2.0 * copies,
-                traffic=10.0 * copies + 2.0 * h,
-                kernels=10,
             ),
         ]
 
@@ -329,15 +313,13 @@ class Network:
         """Of a gate."""
         keeps = self.effects.keeps_gate
         ends = 2.0 * f if keeps else 0.0
-        return Operation(
-            name="activation", saves=2.0 * f, makes=2.0 * f, ends=ends, in_place=not keeps, traffic=5.0 * f
-        )
+        return Operation(name="activation", saves=2.0 * f, makes=2.0 * f, ends=ends, in_place=not keeps)
 
     def _gating(self, f: int) -> Operation:
         """The product of the activated gate with the other half."""
         keeps = self.effects.keeps_gate
         kept = (4.0 if keeps else 2.0) * f
-        return Operation(name="gating", saves=kept, makes=kept, ends=2.0 * f, in_place=not keeps, traffic=6.0 * f)
+        return Operation(name="gating", saves=kept, makes=kept, ends=2.0 * f, in_place=not keeps)
 
     def _plain_net(self) -> list[Operation]:
         h, f = self.model.hidden_size, self.model.intermediate_size * self.model.experts_of_a_token
@@ -352,7 +334,6 @@ class Network:
                 saves=float(saves * f),
                 makes=2.0 * f,
                 ends=2.0 * f,
-                traffic=5.0 * f + 2.0 * saves * f,
             ),
             self._product(
                 "narrow",

@@ -1,7 +1,6 @@
 """One operation of a model, and the operations of a block.
 
-An operation says what it saves for backward, which gradients its backward creates and frees, what it multiplies, what
-it reads and writes, and how many kernels it launches.
+An operation says what it saves for backward, and which gradients its backward creates and frees.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from functools import cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation of a module; bytes and operations are per token, of the forward pass unless said otherwise."""
+    """One operation of a module; bytes are per token, of the forward pass unless said otherwise."""
 
     name: str
     weight: tuple[int, int] = (0, 0)
@@ -47,17 +46,10 @@ class Operation:
     """Temporary bytes in backward."""
     in_place: bool = False
     """Its backward overwrites what it saved with gradients."""
-    attends: float = 0.0
-    """Floating-point operations of attention."""
-    traffic: float = 0.0
-    """Bytes read and written by element-wise kernels."""
-    returns: float | None = None
-    """The same in backward, if it does not follow from that of forward."""
     casts: int = 0
     """Elements of its matrix of which autocast makes a 16-bit copy."""
     unpacks: float = 0.0
     """Bytes of a copy of its matrix that each pass writes and frees again."""
-    kernels: int = 1
     beside: bool = False
     """It belongs to an adapter, whose kernels no technique replaces."""
 

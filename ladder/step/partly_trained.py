@@ -129,20 +129,17 @@ class PartlyTrained:
         )
 
     def _adapter(self, matrix: Module) -> list[Operation]:
-        """peft's passes beside a layer: result + B(A(dropout(x))) · scaling, each a kernel or two."""
+        """peft's passes beside a layer: result + B(A(dropout(x))) · scaling."""
         lora, inputs, outputs, width = self._lora, matrix.inputs, matrix.outputs, self._width
         assert lora is not None
         if matrix.kind == "experts":  # their weights are changed before each pass, and saved as they then are
             size = width * matrix.size
             both = adapter_elements(lora, matrix)
-            return [Operation(name="changed experts", others=both, tensors=2, fixed=size, unpacks=size, kernels=8)]
+            return [Operation(name="changed experts", others=both, tensors=2, fixed=size, unpacks=size)]
         operations = []
         if lora.dropout > 0:
             mask_and_copy, passed = (1.0 + width) * inputs, width * inputs
-            operations.append(
-                Operation(name="adapter dropout", saves=mask_and_copy, makes=passed, ends=passed, traffic=5.0 * inputs)
-            )
-        clone = 4.0 * outputs if self._load_in == "4bit" else 0.0  # peft clones the result of a 4-bit layer
+            operations.append(Operation(name="adapter dropout", saves=mask_and_copy, makes=passed, ends=passed))
         operations += [
             Operation(
                 name="adapter A", weight=(inputs, lora.rank), tensors=1, makes=width * inputs, ends=width * lora.rank
@@ -158,9 +155,6 @@ class PartlyTrained:
             Operation(
                 name="adapter sum",
                 makes=width * outputs,
-                traffic=10.0 * outputs + clone,
-                returns=4.0 * outputs + 6.0 * inputs,  # scaling, and adding to the input's gradient
-                kernels=3 if clone else 2,
             ),
         ]
         if lora.dora:
@@ -178,7 +172,7 @@ class PartlyTrained:
         free = min(biases.others, max(0, free))
         return [
             replace(biases, others=free),
-            Operation(name="others", others=biases.others - free, trained=False, kernels=0),
+            Operation(name="others", others=biases.others - free, trained=False),
         ]
 
 
@@ -224,7 +218,5 @@ def _magnitude(matrix: Module, width: float) -> Operation:
         saves=2.0 * width * matrix.outputs,
         makes=width * matrix.outputs,
         ends=width * matrix.outputs,
-        traffic=14.0 * matrix.outputs,
         unpacks=width * matrix.size,
-        kernels=12,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Library, Problem, Rung, Technique, Terms
+from ladder.candidates import Consent, Effects, Library, Problem, Rung, Technique
 from ladder.optimizers.registry import OPTIMIZERS
 from ladder.workload.workload import Workload
 
@@ -23,8 +22,8 @@ class Adam8Bit(Technique):
     )
     libraries = (Library("bitsandbytes", "bitsandbytes"),)
     rank_module = "ladder.trial.techniques.adam_8bit"
-    # bitsandbytes 0.50: one byte per value and an fp32 scale per 256 values; each value is looked up in a table.
-    effects = Effects(moment_bytes=1.0 + 4 / 256, update_passes=1.15)
+    # bitsandbytes 0.50: one byte per value and an fp32 scale per 256 values.
+    effects = Effects(moment_bytes=1.0 + 4 / 256)
     why_not = (
         "moments in 8 bits are for GPUs, without an optimizer offload, and at stages 1 and 2 for less than 2.1 "
         "billion parameters a GPU"
@@ -51,10 +50,6 @@ class Adam8Bit(Technique):
 
     def configure(self, config: dict[str, Any]) -> None:
         config["zero_allow_untested_optimizer"] = True  # DeepSpeed does not list it as tested with ZeRO
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """One byte per moment and an fp32 scale per 256."""
-        return replace(terms, states=2 * (1 + 4 / 256))
 
     def trainer_arguments(self) -> dict[str, Any]:
         return {"optim": "adamw_bnb_8bit"}

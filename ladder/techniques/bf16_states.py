@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Problem, Rung, Technique, Terms
-from ladder.workload.workload import Workload
+from ladder.candidates import Consent, Effects, Problem, Rung, Technique
 
 
 class Bf16States(Technique):
@@ -30,10 +28,6 @@ class Bf16States(Technique):
 
     def configure(self, config: dict[str, Any]) -> None:
         config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """Half the bytes for all states, and half the traffic."""
-        return replace(terms, states=workload.state_bytes(2.0), update_traffic=terms.update_traffic / 2)
 
 
 BF16_STATES = Bf16States()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ladder.candidates import Candidate, Consent, Problem, Rung, Technique, Terms
-from ladder.workload.workload import Workload
+from ladder.candidates import Consent, Problem, Rung, Technique
 
 _DOUBT = 0.1
 """Of the seconds of a step, as a logarithm. Chosen: nothing was measured on a GPU; a report for two sockets has 0.77 of
@@ -25,14 +23,12 @@ class BoundCores(Technique):
     through = "model"
     why_not = "cores are divided between several ranks of a host where something is offloaded, and each rank needs one"
     binds_cores = True
+    time_doubt = _DOUBT
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """Where the host works: with offload, or without a GPU."""
         is_on_host = bool(rung.devices) or problem.device == "cpu"
         return is_on_host and problem.num_cores >= problem.world_size > 1
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(terms, doubts=(*terms.doubts, (self.name, _DOUBT)))
 
     def cores_of_ranks(self, cores: Sequence[int], ranks: int) -> list[list[int]]:
         """As many neighbouring ones for each."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Export, Problem, Rung, Technique, Terms
+from ladder.candidates import Consent, Export, Problem, Rung, Technique
 from ladder.machine.host import compiler
 from ladder.machine.interpreter import program_found
 from ladder.workload.workload import Workload
@@ -25,6 +24,7 @@ class Compiled(Technique):
     rank_module = "ladder.trial.techniques.compiled"
     through = "accelerate"
     breaks_as_one = True
+    time_doubt = _DOUBT
     why_not = "only rungs without DeepSpeed are compiled, which --backend all or torch tries"
 
     def __init__(self, name: str, title: str, what: str, *, by_block: bool) -> None:
@@ -46,9 +46,6 @@ class Compiled(Technique):
     def suits(self, problem: Problem, rung: Rung) -> bool:
         """FSDP2 gathers block by block, in hooks that a model compiled as a whole would not call."""
         return self.by_block or rung.stage == 0
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(terms, doubts=(*terms.doubts, (self.name, _DOUBT)))
 
     def environment(self, world_size: int) -> dict[str, str]:
         """accelerate reads these, also in the Trainer, which has no argument for blocks."""

@@ -7,10 +7,11 @@ sizes are no multiples of 16. https://huggingface.co/docs/accelerate/usage_guide
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Export, Library, Problem, Rung, Technique, Terms
+from ladder.candidates import Consent, Effects, Export, Library, Problem, Rung, Technique
 from ladder.workload.workload import Workload
 
 _OLDER = re.compile(
@@ -52,7 +53,8 @@ class Fp8(Technique):
     loss_tolerance = _LOSS_TOLERANCE
     loads_on_all_ranks = True
     # Inputs are saved in 16 bits as ever, and cast once more in backward; of weights no copy is saved.
-    effects = Effects(keeps_casts=False)
+    effects = Effects(keeps_casts=False, compute=_IN_PYTHON)
+    time_doubt = _DOUBT
 
     def refusal(self, workload: Workload, device: str) -> str:
         if device == "cpu":
@@ -66,13 +68,9 @@ class Fp8(Technique):
         is_older = problem.gpu_name is not None and _OLDER.search(problem.gpu_name) is not None
         return problem.device == "cuda" and not is_older and not rung.devices
 
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        compiles = any(technique.slot == "compiler" for technique in candidate.engine.techniques)
-        return replace(
-            terms,
-            compute=terms.compute * (_COMPILED if compiles else _IN_PYTHON),
-            doubts=(*terms.doubts, (self.name, _DOUBT)),
-        )
+    def effects_beside(self, techniques: Sequence[Technique]) -> Effects:
+        is_compiled = any(technique.slot == "compiler" for technique in techniques)
+        return replace(self.effects, compute=_COMPILED) if is_compiled else self.effects
 
     def environment(self, world_size: int) -> dict[str, str]:
         """accelerate reads these, also in the Trainer, which has no argument for FP8."""

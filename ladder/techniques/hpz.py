@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Problem, Rung, Terms
+from ladder.candidates import Consent, Effects, Problem, Rung
 from ladder.techniques.within_nodes import WithinNodes
 from ladder.workload.workload import Workload
 
@@ -46,11 +45,6 @@ class Hpz(WithinNodes):
 
     def configure(self, config: dict[str, Any]) -> None:
         config["zero_optimization"]["zero_hpz_partition_size"] = self.ranks
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """The share of all gathering of a step that is its first forward pass."""
-        gathered = candidate.accumulation * (2.0 + 0.5 * candidate.checkpointed)  # as in `deepspeed.step_terms`
-        return replace(terms, group=self.ranks, across=1 / gathered)
 
 
 HPZ = Hpz()

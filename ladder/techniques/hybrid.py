@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Export, Problem, Rung, Terms
+from ladder.candidates import Consent, Effects, Export, Problem, Rung
 from ladder.techniques.within_nodes import WithinNodes
-from ladder.workload.workload import Workload
 
 _HOLD_SIZES = ("accelerate", "trl", "torchrun", "sbatch")
 """Exports with accelerate's file, which holds the sizes, or with environment variables."""
@@ -29,9 +27,6 @@ class Hybrid(WithinNodes):
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
         return super().suits(problem, rung) and rung.stage > 0 and rung.offload_param == "none"
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(terms, owners=self.ranks)
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Variables for accelerate's ParallelismConfig."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Export, Library, Problem, Rung, Technique, Terms
-from ladder.step.counted import chunk_rows
+from ladder.candidates import Consent, Effects, Export, Library, Problem, Rung, Technique
 from ladder.workload.workload import Workload
 
 _LARGE_VOCABULARY = 100_000
@@ -30,10 +28,9 @@ class Liger(Technique):
     libraries = (Library("liger-kernel", "liger_kernel"),)
     rank_module = "ladder.trial.techniques.liger"
     # liger-kernel 0.8: RMSNorm saves its 16-bit input (2 of 6 bytes per value), SwiGLU recomputes the activated gate,
-    # the loss is fused with the head. Counted in its Triton sources: a norm reads and writes 10 bytes per value instead
-    # of 108, rotary positions 12 instead of 60, a gated MLP 16 instead of 33. Forward runs 13 kernels instead of 33,
-    # but each is started from Python.
-    effects = Effects(norm_keeps=1 / 3, keeps_gate=False, chunked_loss=True, traffic=0.25, kernels=1.9)
+    # the loss is fused with the head.
+    effects = Effects(norm_keeps=1 / 3, keeps_gate=False, chunked_loss=True, moved_by_loss=_MOVED_BY_LOSS)
+    time_doubt = _COMPUTE_DOUBT
     through = "model"
     changes_blocks = True
     replaces_kernels = True
@@ -60,14 +57,6 @@ class Liger(Technique):
         return (
             f"With a vocabulary of {vocabulary:,} tokens, Liger's kernels, which do not keep logits, "
             "may be much faster; `pip install liger-kernel` to try them."
-        )
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(
-            terms,
-            chunks=-(-terms.tokens // chunk_rows(terms.tokens, workload.model)),
-            moved_by_loss=_MOVED_BY_LOSS,
-            doubts=(*terms.doubts, (self.name, _COMPUTE_DOUBT)),
         )
 
     def environment(self, world_size: int) -> dict[str, str]:

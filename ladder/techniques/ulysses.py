@@ -7,7 +7,6 @@ Adam's steps but does change clipping (measured: 2.403 instead of 1.201 with two
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ladder.candidates import (
@@ -20,11 +19,9 @@ from ladder.candidates import (
     Problem,
     Rung,
     Technique,
-    Terms,
     TrainerOnly,
 )
 from ladder.techniques.worth import SURE, WORTH
-from ladder.workload.workload import Workload
 
 _IN_ENVIRONMENT = ("torchrun", "sbatch")
 """Exports that can hold environment variables."""
@@ -96,14 +93,6 @@ class Ulysses(Technique):
     def configure(self, config: dict[str, Any]) -> None:
         # transformers and the Trainer would compare it with one sequence per rank, and fail.
         del config["train_batch_size"]
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        """Queries, keys, values and the output of attention are exchanged in each pass."""
-        model = workload.model
-        heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
-        passes = 2.0 + candidate.checkpointed
-        sent = passes * model.num_layers * terms.tokens * 2.0 * heads * (world_size - 1) / world_size
-        return replace(terms, exchange=sent)
 
     def environment(self, world_size: int) -> dict[str, str]:
         """Variables for accelerate's ParallelismConfig, which the Trainer's files cannot set."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-from ladder.candidates import Candidate, Consent, Effects, Export, Problem, Rung, Technique, Terms
+from ladder.candidates import Consent, Effects, Export, Problem, Rung, Technique
 from ladder.registry import Known, Registry
-from ladder.workload.workload import Workload
 
 
 class MadeUp(Technique):
@@ -18,16 +16,13 @@ class MadeUp(Technique):
     slot = "kernels"
     consent = Consent(caution="a block is computed by magic (--allow made-up)")
     rank_module = "helpers.made_up_rank"
-    effects = Effects(traffic=0.2, kernels=0.2, moment_bytes=0.0)
+    effects = Effects(compute=0.5, moment_bytes=0.0)
     why_not = "magic is for causal-lm"
     changes_states = True
     breaks_as_one = True
 
     def suits(self, problem: Problem, rung: Rung) -> bool:
         return problem.workload.task == "causal-lm"
-
-    def costs(self, terms: Terms, workload: Workload, candidate: Candidate, world_size: int) -> Terms:
-        return replace(terms, states=0.0, compute=terms.compute / 2)
 
     def environment(self, world_size: int) -> dict[str, str]:
         return {"MADE_UP": str(world_size)}

@@ -7,23 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, EmittedTraining, StepTerms
+from ladder.backends.base import Backend, EmittedTraining
 from ladder.backends.plain.step import Wrapped
-from ladder.backends.plain.step_terms import plain_terms
 from ladder.candidates import Candidate, Engine, Export, Rung
 from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
+from ladder.step.clock import StepParts
 from ladder.step.counted import Device
 from ladder.workload.workload import Workload
 
 NAME = "magic"
 
 
+class Enchanted(Wrapped):
+    def time_on(self, machine: MachineSpeed) -> StepParts:
+        usual = super().time_on(machine)
+        return replace(usual, compute=usual.compute / 2, ramp=usual.ramp / 2, launch=usual.launch / 2, handling=0.0)
+
+
 class MadeUpBackend(Backend):
     name = NAME
     rank_module = "helpers.made_up_rank"
     rungs = (Rung("magic", 0, backend=NAME),)
-    kind = "wrapped"
 
     def place_obstacle(self, rung: Rung, device: str, world_size: int, *, own_script: bool = False) -> str:
         return "magic needs two ranks" if world_size == 1 else ""
@@ -53,11 +58,7 @@ class MadeUpBackend(Backend):
     def assignment(
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
-        return Wrapped(workload, candidate, world_size, device)
-
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        usual = plain_terms(workload, candidate, world_size, machine)
-        return replace(usual, compute=usual.compute / 2, launch=usual.launch / 2)
+        return Enchanted(workload, candidate, world_size, device)
 
     def trainer_arguments(self, training: EmittedTraining, config: str | Mapping[str, Any]) -> dict[str, Any]:
         return {"use_magic": training.world_size}

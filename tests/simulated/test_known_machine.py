@@ -38,8 +38,7 @@ def speeds_of(machine: int) -> dict[str, float]:
 
 
 def true_rates(machine: int) -> dict[str, float]:
-    case = case_of(machine, {})
-    rates: dict[str, float] = cases.simulated_rates(case.physics, case.machine.world_size)
+    rates: dict[str, float] = cases.simulated_rates(case_of(machine, {}).physics)
     return rates
 
 

@@ -18,7 +18,7 @@ def tune(*arguments: str) -> int:
 def test_a_tune_of_all_backends_on_paper_has_two_answers_and_says_that_both_are_simulated(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tune("opt-1.3b", "--gpus", "2") == 0
+    assert tune("opt-125m", "--gpus", "2") == 0
     printed = capsys.readouterr().out
     assert "Without DeepSpeed: fsdp2" in printed
     assert printed.count("Warning: simulated on h100-80: ") == 1

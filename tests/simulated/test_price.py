@@ -31,11 +31,12 @@ _NEAR = math.log(1.5)
 def ratio(folder: Path, machine: str, gpus: int, model: str, batch: int, seed: int) -> float:
     """The logarithm of the seconds that were said over those that the tune took."""
     simulated = read_machine(machine).model_copy(update={"seed": seed})
-    launcher = SimulatedLauncher(simulated)
+    workload = bundled_workload(model, seq_len=1024, global_batch_size=batch)
+    launcher = SimulatedLauncher(simulated, model=workload.model)
     result = tune_over(
         launcher,
         folder,
-        bundled_workload(model, seq_len=1024, global_batch_size=batch),
+        workload,
         strategy=STRATEGIES["auto"],
         machine=simulated.machine(gpus),
         rungs=[rung for rung in RUNGS if "nvme" not in rung.devices],

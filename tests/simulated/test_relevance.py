@@ -42,7 +42,7 @@ def answer_of(found: ladder.Tuned) -> str:
         ({"allow": ["bf16-states"], "global_batch_size": 64}, {"documented": True, "global_batch_size": 64}),
         ({}, {"micro_batches": [1], "rungs": ["zero2+opt-cpu"]}),
         ({}, {"host_memory": "20GiB"}),
-        ({"host_memory": "20GiB", "global_batch_size": 64}, {"global_batch_size": 64}),
+        ({"host_memory": "20GiB", "global_batch_size": 16}, {"global_batch_size": 16}),
     ],
     ids=lambda options: "-".join(options) or "as it comes",
 )

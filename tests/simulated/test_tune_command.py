@@ -38,8 +38,7 @@ def test_lists_one_value_in_place_of_a_list_and_switches_are_defaults_too(
 def test_a_tune_on_paper_probes_keeps_the_probes_and_goes_on_from_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    command = ["tune", "llama-2-7b", "--gpus", "4", "--gpu-memory", "40GiB", "--launcher", "simulated"]
-    command += ["--machine", "a100-80", "--run-dir", "run"]
+    command = ["tune", "llama-2-7b", "--launcher", "simulated", "--machine", "a100-40", "--run-dir", "run"]
     shallow = []
     run_trial = SimulatedLauncher.run
 

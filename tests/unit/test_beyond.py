@@ -24,8 +24,6 @@ from ladder.search.policy import documented_steps
 from ladder.search.remedies import remedies
 from ladder.search.space import ruled_out
 from ladder.search.speed import predict_speed
-from ladder.simulation.paper_machine import read_machine
-from ladder.simulation.physics import Physics
 from ladder.techniques.adam_8bit import ADAM_8BIT
 from ladder.techniques.adam_8bit import MOST_ELEMENTS as ELEMENTS_8BIT
 from ladder.techniques.bf16_states import BF16_STATES
@@ -63,17 +61,13 @@ def test_the_documented_walk_knows_nothing_of_what_lies_beyond() -> None:
 # Gradients that are not checked
 
 
-def test_without_the_check_a_step_is_predicted_and_simulated_to_be_shorter_with_the_same_memory() -> None:
+def test_without_the_check_a_step_is_predicted_to_be_shorter_with_the_same_memory() -> None:
     usual = make_candidate("zero1", micro_batch=64, accumulation=1)
     unchecked = replace(usual, engine=usual.engine.having(UNCHECKED_GRADIENTS))
     h200 = machine_speed("NVIDIA H200", "cuda", 1, 16)
     before, after = (predict_speed(BILLION, each, world_size=1, machine=h200) for each in (usual, unchecked))
     saved = before.step_seconds(1) - after.step_seconds(1)
-    machine = read_machine("h200").model_copy(update={"surprise": 0.0, "num_gpus": 1})
-    physics = Physics(machine, BILLION, 1)
-    simulated = physics.truth(usual).step_seconds(1) - physics.truth(unchecked).step_seconds(1)
     assert 0.005 < saved < 0.05
-    assert 0.2 < simulated / saved < 2  # the simulator's own constant is half as large
     peaks = {predict_memory(BILLION, each, world_size=1, device="cuda").peak for each in (usual, unchecked)}
     assert len(peaks) == 1
 

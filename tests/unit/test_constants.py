@@ -19,7 +19,6 @@ WITHOUT_ORIGIN = {
     "report/table.py": "widths of terminals, chosen by eye",
     "simulation/launcher.py": "numbers of signals, which their names say",
     "simulation/physics.py": "one comment speaks of several constants below it",
-    "simulation/step_clock.py": "one comment speaks of several constants below it",
     "options/tune.py": "the help of the option says what it is",
 }
 """Files with constants that bear neither comment nor docstring, and why those can be read all the same."""

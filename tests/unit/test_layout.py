@@ -93,9 +93,7 @@ ROOMS |= {
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_only_its_registry_knows_the_room_of_a_backend_a_technique_or_an_exporter(room: str) -> None:
     parent = room.rpartition(".")[0]
-    # The simulator has a table of its own: it shares no formula with the backends, and so cannot ask them.
-    others = ["ladder.simulation.kinds"] if parent == "ladder.backends" else []
-    known_to = [room, room.replace("ladder.", "ladder.trial.", 1), f"{parent}.registry", *others]
+    known_to = [room, room.replace("ladder.", "ladder.trial.", 1), f"{parent}.registry"]
     assert [(name, other) for name, other in imports() if is_in(other, room) and not is_in(name, *known_to)] == []
 
 

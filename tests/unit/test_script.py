@@ -117,7 +117,7 @@ def test_what_the_look_counted_of_an_optimizer_is_in_its_memory_and_in_its_secon
     backend, tried = backend_of(RUNGS_BY_NAME[rung]), make_candidate(rung)
     states = [backend.moments(each, tried, 1, "cuda")[0].optimizer for each in (adam, muon, small)]
     assert [states[0] - each for each in states] == [0, 3 * adam.weights.trained, 7 * adam.weights.trained]
-    steps = [backend.step_terms(each, tried, 1, H200).update for each in (adam, muon, small)]
+    steps = [backend.assignment(each, tried, 1).time_on(H200).update for each in (adam, muon, small)]
     assert steps[2] < steps[1], "smaller states are read and written faster"
     assert steps[0] < steps[1], "products take longer than the states that they spare"
 

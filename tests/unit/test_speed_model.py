@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from helpers import bundled_workload
 
-from ladder.backends.plain.step_terms import plain_terms
+from ladder.backends.plain.backend import PLAIN
 from ladder.backends.registry import RUNGS_BY_NAME
-from ladder.backends.terms import terms_of
 from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import MachineSpeed, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
@@ -228,13 +227,15 @@ def test_micro_steps_of_other_families_are_predicted_within_a_seventh(
 def test_experts_under_autocast_are_computed_in_fp32() -> None:
     experts = bundled_workload(str(SHAPES / "mixture-of-experts-3b.json"))
     ddp, fsdp2 = (
-        plain_terms(experts, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1, H200) for rung in ("ddp", "fsdp2")
+        PLAIN.assignment(experts, Candidate(Engine(RUNGS_BY_NAME[rung]), 0, 1, 4), 1).time_on(H200)
+        for rung in ("ddp", "fsdp2")
     )
     assert ddp.compute > 2 * fsdp2.compute
 
 
 def test_fp8_is_predicted_to_be_faster_only_where_it_is_compiled() -> None:
     def compute(name: str) -> float:
-        return terms_of(bundled_workload("llama-2-7b"), Candidate(engine_named(name), 0, 8, 1), 2).compute
+        tried = Candidate(engine_named(name), 0, 8, 1)
+        return PLAIN.assignment(SEVEN_BILLION, tried, 2).time_on(H200).compute
 
     assert compute("ddp+compile+fp8") < compute("ddp") < compute("ddp+fp8")

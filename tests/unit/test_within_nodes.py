@@ -10,13 +10,13 @@ import pytest
 from helpers import TINY, bundled_workload, problem_for, tiny_trial
 from helpers.searches import make_space
 
-from ladder.backends.base import StepTerms
 from ladder.backends.registry import RUNGS_BY_NAME, backend_of
 from ladder.candidates import Candidate, Engine, Problem, Technique, engines_having
 from ladder.machine.machine_speed import known_speed, machine_speed
 from ladder.search.belief import believe
 from ladder.simulation.paper_machine import read_machine
 from ladder.simulation.physics import Physics
+from ladder.step.clock import StepParts
 from ladder.techniques.hpz import HPZ, Hpz
 from ladder.techniques.hybrid import HYBRID, Hybrid
 from ladder.techniques.keys import candidate_of
@@ -38,9 +38,9 @@ def of(key: str) -> Candidate:
     return candidate_of(key, LLAMA.global_batch_size, 16)
 
 
-def terms(key: str) -> StepTerms:
+def parts(key: str) -> StepParts:
     candidate = of(key)
-    return backend_of(candidate.engine.rung).step_terms(LLAMA, candidate, 16, TWO_NODES)
+    return backend_of(candidate.engine.rung).assignment(LLAMA, candidate, 16).time_on(TWO_NODES)
 
 
 def test_they_are_tried_with_several_nodes_of_several_gpus_each() -> None:
@@ -54,9 +54,9 @@ def test_they_are_tried_with_several_nodes_of_several_gpus_each() -> None:
 
 def test_only_the_first_forward_pass_of_a_step_gathers_from_other_nodes() -> None:
     one, four = (f"ckpt=off mb={size}" for size in (4, 1))
-    assert terms(f"zero3 {four}").gather == terms(f"zero3 {one}").gather
-    assert terms(f"zero3+hpz=8 {four}").gather < terms(f"zero3+hpz=8 {one}").gather < terms(f"zero3 {one}").gather
-    whole, node = (terms(f"{name} {four}") for name in ("fsdp2", "fsdp2+hybrid=8"))
+    assert parts(f"zero3 {four}").gather == parts(f"zero3 {one}").gather
+    assert parts(f"zero3+hpz=8 {four}").gather < parts(f"zero3+hpz=8 {one}").gather < parts(f"zero3 {one}").gather
+    whole, node = (parts(f"{name} {four}") for name in ("fsdp2", "fsdp2+hybrid=8"))
     assert node.gather < whole.gather
     assert node.update < whole.update
 

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, Choices, EmittedTraining, Flaw, StepTerms
-from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_knobs
+from ladder.backends.base import Backend, Choices, EmittedTraining, Flaw
+from ladder.backends.deepspeed.config import PIN_MEMORY, deepspeed_config, engine_in, engine_knobs
 from ladder.backends.deepspeed.knobs import knob_choices, knobs_in_doubt
 from ladder.backends.deepspeed.rungs import LEAN_KNOBS, NAME, RUNGS
 from ladder.backends.deepspeed.step import Zero
-from ladder.backends.deepspeed.step_terms import step_terms
-from ladder.candidates import Candidate, Engine, Export, Rung
-from ladder.machine.machine_speed import MachineSpeed
+from ladder.candidates import Candidate, Engine, Export, Rung, Technique
 from ladder.optimizers.base import WrongAtStage
 from ladder.optimizers.registry import OPTIMIZERS
 from ladder.step.assignment import Assignment
@@ -49,7 +47,6 @@ class DeepSpeed(Backend):
     rungs = RUNGS
     option = NAME
     package = "deepspeed"
-    kind = "zero"
     one_rank_needs_no_stage = True
 
     def title(self, rung: Rung) -> str:
@@ -102,6 +99,11 @@ class DeepSpeed(Backend):
             nvme_path=nvme_path,
         )
 
+    def engine_in(
+        self, config: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        return engine_in(config["zero_optimization"], workload, world_size, techniques)
+
     def knobs(self, workload: Workload, engine: Engine, world_size: int) -> Mapping[str, bool | int]:
         return {PIN_MEMORY: True, **engine_knobs(workload, engine, world_size), **dict(engine.knobs)}
 
@@ -115,9 +117,6 @@ class DeepSpeed(Backend):
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
         return Zero(workload, candidate, world_size, device)
-
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        return step_terms(workload, candidate, world_size, machine)
 
     def for_file(
         self, config: dict[str, Any], workload: Workload, rung: Rung, device: str, learning_rate: float | None

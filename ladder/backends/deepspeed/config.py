@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.candidates import Engine, Place, Rung
+from ladder.backends.deepspeed.rungs import RUNGS
+from ladder.candidates import Engine, Place, Rung, Technique
 from ladder.optimizers.registry import OPTIMIZERS
 from ladder.workload.workload import Dtype, Workload
 
 PIN_MEMORY = "pin_memory"
 """The only knob in the offload sections; all others are in `zero_optimization` itself."""
+
+_NO_KNOBS = {"stage", "zero_hpz_partition_size"}
+"""What `zero_optimization` says beside knobs: the rung, and a technique."""
 
 
 def default_knobs(workload: Workload, rung: Rung, world_size: int) -> dict[str, bool | int]:
@@ -60,6 +65,22 @@ def engine_knobs(workload: Workload, engine: Engine, world_size: int) -> dict[st
     for name, bound in engine.rung.knobs:
         knobs[name] = min(knobs[name], bound)
     return knobs | {name: value for name, value in engine.knobs if name != PIN_MEMORY}
+
+
+def engine_in(
+    zero: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+) -> Engine:
+    """The engine of which `deepspeed_config` made this section `zero`, with knobs that differ from our defaults."""
+    sections = (zero.get(name, {}) for name in ("offload_optimizer", "offload_param"))
+    where = (zero["stage"], *(section.get("device", "none") for section in sections))
+    knobs = {name: value for name, value in zero.items() if name not in _NO_KNOBS and not isinstance(value, dict)}
+    alike = [rung for rung in RUNGS if (rung.stage, rung.offload_optimizer, rung.offload_param) == where]
+    for rung in alike:
+        if engine_knobs(workload, Engine(rung), world_size) == knobs:
+            return Engine(rung, (), techniques)
+    usual = engine_knobs(workload, Engine(alike[0]), world_size)
+    turned = tuple(sorted(pair for pair in knobs.items() if usual.get(pair[0]) != pair[1]))
+    return Engine(alike[0], turned, techniques)
 
 
 def deepspeed_config(

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
+from ladder.backends.deepspeed.clock import zero_time
 from ladder.backends.deepspeed.config import engine_knobs
 from ladder.backends.deepspeed.gathering import SETTINGS, gathering_of
 from ladder.backends.deepspeed.host import pinned_by_deepspeed
 from ladder.backends.deepspeed.stages import Divided, Partitioned, Replicated
+from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
+from ladder.step.clock import StepParts
 from ladder.step.gathering import Gathering
 from ladder.step.ledger import Ledger
 from ladder.step.stage import Stage
@@ -38,6 +41,9 @@ class Zero(Assignment):
     def disk(self) -> float:
         states = (self.master_bytes + self.state_bytes) * self.share if self.optimizer_device == "nvme" else 0.0
         return states + (self.held_share if self.parameter_device == "nvme" else 0.0)
+
+    def time_on(self, machine: MachineSpeed) -> StepParts:
+        return zero_time(self, machine)
 
     def stage_on(self, ledger: Ledger) -> Stage:
         kinds: dict[int, type[Stage]] = {0: Replicated, 3: Divided}

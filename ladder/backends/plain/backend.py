@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.backends.base import Backend, EmittedTraining, Flaw, StepTerms
-from ladder.backends.plain.config import fsdp_environment, plain_config
+from ladder.backends.base import Backend, EmittedTraining, Flaw
+from ladder.backends.plain.config import fsdp_environment, plain_config, rung_in
 from ladder.backends.plain.rungs import NAME, PLAIN_RUNGS
 from ladder.backends.plain.step import Wrapped
-from ladder.backends.plain.step_terms import plain_terms
 from ladder.backends.plain.words import about_weights, accelerate_config, export, trainer_arguments
-from ladder.candidates import Candidate, Engine, Export, Rung
-from ladder.machine.machine_speed import MachineSpeed
+from ladder.candidates import Candidate, Engine, Export, Rung, Technique
 from ladder.step.assignment import Assignment
 from ladder.step.counted import Device
 from ladder.workload.script import ScriptFacts
@@ -43,7 +41,6 @@ class Plain(Backend):
     rungs = PLAIN_RUNGS
     option = "torch"
     help = "train without DeepSpeed, by DDP or FSDP2"
-    kind = "wrapped"
 
     def title(self, rung: Rung) -> str:
         return {0: "DDP", 2: "FSDP2 that keeps gathered weights for backward"}.get(rung.stage, "FSDP2")
@@ -95,6 +92,11 @@ class Plain(Backend):
     ) -> dict[str, Any]:
         return plain_config(workload, engine, micro_batch=micro_batch, accumulation=accumulation)
 
+    def engine_in(
+        self, config: Mapping[str, Any], workload: Workload, world_size: int, techniques: tuple[Technique, ...]
+    ) -> Engine:
+        return Engine(rung_in(config), (), techniques)
+
     def environment(self, engine: Engine) -> dict[str, str]:
         return fsdp_environment(engine.rung)
 
@@ -102,9 +104,6 @@ class Plain(Backend):
         self, workload: Workload, candidate: Candidate, world_size: int, device: Device = "cuda"
     ) -> Assignment:
         return Wrapped(workload, candidate, world_size, device)
-
-    def step_terms(self, workload: Workload, candidate: Candidate, world_size: int, machine: MachineSpeed) -> StepTerms:
-        return plain_terms(workload, candidate, world_size, machine)
 
     def divides_weights(self, rung: Rung) -> bool:
         return rung.stage > 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ladder.backends.plain.rungs import PLAIN_RUNGS
 from ladder.candidates import Engine, Rung, Technique
 from ladder.workload.workload import Workload
 
@@ -22,6 +23,14 @@ def plain_config(workload: Workload, engine: Engine, *, micro_batch: int, accumu
     if engine.rung.stage == 0:
         return config
     return config | {FSDP: _fsdp_settings(workload, engine)}
+
+
+def rung_in(config: Mapping[str, Any]) -> Rung:
+    """The rung of which `plain_config` made `config`."""
+    settings = (0, "none")
+    if (fsdp := config.get(FSDP)) is not None:
+        settings = (3 if fsdp["reshard_after_forward"] else 2, "cpu" if fsdp["cpu_offload"] else "none")
+    return next(rung for rung in PLAIN_RUNGS if (rung.stage, rung.offload_param) == settings)
 
 
 def fsdp_environment(rung: Rung) -> dict[str, str]:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
+from ladder.backends.plain.clock import wrapped_time
 from ladder.backends.plain.gathering import units_gathered
 from ladder.backends.plain.stages import Averaged, Sharded
+from ladder.machine.machine_speed import MachineSpeed
 from ladder.step.assignment import Assignment
+from ladder.step.clock import StepParts
 from ladder.step.gathering import Gathering
 from ladder.step.host import parameters_of
 from ladder.step.ledger import Ledger
@@ -26,7 +29,7 @@ class Wrapped(Assignment):
     @property
     def autocasts(self) -> bool:
         """Those of DDP; FSDP2 gathers them in 16 bits."""
-        return self.stage == 0 and self._stored_width > self.width
+        return self.stage == 0 and self.stored_width > self.width
 
     @property
     def trained(self) -> int:
@@ -34,16 +37,21 @@ class Wrapped(Assignment):
 
     @property
     def stored(self) -> float:
-        return weights_bytes(self.workload, self._stored_width)
+        return weights_bytes(self.workload, self.stored_width)
 
     @property
     def state_bytes(self) -> float:
-        return self.workload.state_bytes(self._stored_width) * self.effects.moment_bytes / self.effects.master_bytes
+        return self.workload.state_bytes(self.stored_width) * self.effects.moment_bytes / self.effects.master_bytes
 
     @property
-    def _stored_width(self) -> float:
+    def stored_width(self) -> float:
         """Bytes of a trained weight between steps."""
         return 2.0 if self.stage == 0 and self.workload.trains_16_bits else 4.0
+
+    @property
+    def passes(self) -> float:
+        """How often a micro-step gathers weights."""
+        return {0: 0.0, 2: 1.0, 3: 2.0}[self.stage]
 
     def pinned(self) -> Iterator[float]:
         """FSDP2's CPUOffloadPolicy: each parameter's fp32 shard, and its gradient, which is copied to pinned memory."""
@@ -63,6 +71,9 @@ class Wrapped(Assignment):
         """
         is_read = self.stage > 0 and not self.workload.weights.quantised
         return weights_bytes(self.workload) if is_read else 0.0
+
+    def time_on(self, machine: MachineSpeed) -> StepParts:
+        return wrapped_time(self, machine)
 
     def stage_on(self, ledger: Ledger) -> Stage:
         return (Sharded if self.stage else Averaged)(self, ledger)
