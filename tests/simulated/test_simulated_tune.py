@@ -13,6 +13,7 @@ from ladder.options.tune import TuneOptions
 from ladder.simulation.paper_machine import machine_files
 from ladder.tuning.run import run_tune
 from ladder.tuning.tune_events import Note
+from ladder.units import GIB
 
 ON_PAPER = ["--launcher", "simulated", "--machine"]
 
@@ -51,7 +52,7 @@ def test_a_tune_on_paper_says_everywhere_that_nothing_was_run_and_started_again_
 
 def test_a_long_search_proves_a_first_answer_which_is_left_when_it_is_interrupted(folder: Path) -> None:
     said: list[str] = []
-    options = TuneOptions(model="llama-2-7b", gpus=2, launcher="simulated", machine="a100-40")
+    options = TuneOptions(model="llama-2-7b", gpus=4, gpu_memory=40 * GIB, launcher="simulated", machine="h200")
     tell = lambda event: said.extend([event.text] if isinstance(event, Note) else [])  # noqa: E731
     done = run_tune(options, tell, lambda: said[-1:] != [] and said[-1].startswith("First answer: "))
     assert done.result.cancelled
