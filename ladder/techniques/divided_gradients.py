@@ -49,6 +49,10 @@ class DividedGradients(Technique):
     def trainer_arguments(self) -> dict[str, Any]:
         return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
 
+    def first_call(self) -> str:
+        plugin = "accelerate.utils.GradientAccumulationPlugin(num_steps=…, sync_each_batch=True)"
+        return f"accelerate.Accelerator(gradient_accumulation_plugin={plugin})"
+
     def export(self, program: str) -> Export | str:
         if program in ("accelerate", "axolotl", "llama-factory"):
             return (

@@ -42,4 +42,4 @@ def test_only_dates_that_are_kept_are_read_from_the_wall_clock() -> None:
     files = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
     found = {name for name, text in files.items() if any(word in text for word in readers)}
     # The date of a tune, for its reader, and the age of what was measured of a machine and of earlier steps, in days.
-    assert found == {"report/about.py", "machine/known_machine.py", "tuning/earlier_steps.py"}
+    assert found == {"report/about.py", "machine/known_machine.py", "tuning/known.py"}

@@ -82,7 +82,7 @@ def test_every_figure_draws_and_nothing_comes_from_outside(
         "[...document.querySelectorAll('svg.chart')].filter(each => each.getClientRects().length)"
         ".map(each => each.querySelectorAll('.point').length)"
     )
-    assert len(drawn) == 4
+    assert len(drawn) == 3
     assert min(drawn) > 0
     assert seen.errors == []
     assert seen.requests == [file.as_uri()]
@@ -201,7 +201,7 @@ def test_several_runs_stand_beside_each_other(browser: Any, simulated_run: Path,
     assert main(["report", str(simulated_run), str(simulated_run), "--output", str(file)]) == 0
     seen = look(browser, file)
     assert seen.page.locator(".comparison thead th").count() == 3
-    assert seen.page.locator("svg.chart:visible").count() == 8
+    assert seen.page.locator("svg.chart:visible").count() == 6
     assert seen.errors == []
 
 
