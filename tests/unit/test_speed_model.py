@@ -15,6 +15,7 @@ from ladder.backends.registry import RUNGS_BY_NAME
 from ladder.candidates import Candidate, Engine
 from ladder.machine.machine_speed import MachineSpeed, machine_speed, mfu, peak_flops
 from ladder.search.speed import SpeedCalibration, SpeedObservation, SpeedPrediction, calibrate_speed, predict_speed
+from ladder.step.counted import usual_block
 from ladder.techniques.keys import engine_named
 from ladder.techniques.liger import LIGER
 from ladder.workload.lora import Lora
@@ -231,6 +232,14 @@ def test_experts_under_autocast_are_computed_in_fp32() -> None:
         for rung in ("ddp", "fsdp2")
     )
     assert ddp.compute > 2 * fsdp2.compute
+
+
+@pytest.mark.parametrize(("name", "slow"), [("gemma-3-1b", {"masked": 0.0}), ("deepseek-v2-lite", {"flops_32": 0.0})])
+def test_attention_with_a_mask_and_products_in_32_bits_take_longer(name: str, slow: dict[str, float]) -> None:
+    usual = bundled_workload(name, seq_len=2048)
+    quick = replace(usual, model=replace(usual.model, block=replace(usual_block(usual.model), **slow)))
+    longer, shorter = (PLAIN.assignment(each, candidate("fsdp2"), 1).time_on(H200).compute for each in (usual, quick))
+    assert longer > 1.005 * shorter
 
 
 def test_fp8_is_predicted_to_be_faster_only_where_it_is_compiled() -> None:
