@@ -8,7 +8,7 @@ from ladder.events.outcome import Record
 from ladder.report.first_fit import compared as with_the_recipe
 from ladder.report.noise import ends, times
 from ladder.search.policy import faster_without_deepspeed
-from ladder.search.space import Space, as_it_stands, cautions_of, measured, ranking
+from ladder.search.space import Space, as_it_stands, cautions_of, measured, proven, ranking
 
 _AS_FAST = 1.03
 """Speeds that differ by less than this factor count as equal. Chosen: a promise holds within it."""
@@ -17,17 +17,22 @@ _AS_FAST = 1.03
 def compared(space: Space, records: Sequence[Record], best: Record) -> str | None:
     """How `best`, a proof, compares with the script as it stands, or else with the documented recipe, in one sentence.
 
-    The slower one of the proof and its trial counts for a gain, and the faster one for a loss: noise is neither.
+    The slower one of the proof and its trial counts for a gain, and the faster one for a loss: noise is neither. If the
+    script's own way was proven too, its proof counts, and only proofs are compared.
     """
     own = as_it_stands(space, records)
     if own is None:
         return with_the_recipe(space, records, best)
     if not own.tokens_per_second:
         return f"As its command stands, the script does not train here ({own.candidate_key}: {own.outcome.sentence})."
-    trial = measured(records).get(best.candidate_key)
+    own_proof = proven(records).get(own.candidate_key)
+    trial = None if own_proof is not None else measured(records).get(best.candidate_key)
+    where = f"trial {own.trial}" if own_proof is None else "its proof"
+    own = own_proof or own
     speeds = [record.tokens_per_second or 0.0 for record in (best, trial) if record is not None]
-    least, most = (speed / own.tokens_per_second for speed in (min(speeds), max(speeds)))
-    said = f"{own.candidate_key}: {own.tokens_per_second:,.0f} tokens/s in trial {own.trial}"
+    own_speed = own.tokens_per_second or 0.0
+    least, most = (speed / own_speed for speed in (min(speeds), max(speeds)))
+    said = f"{own.candidate_key}: {own_speed:,.0f} tokens/s in {where}"
     if best.candidate_key != own.candidate_key and (unsure := times(ends(best, trial), ends(own))):
         return f"{unsure} your script as its command stands ({said})."
     if best.candidate_key != own.candidate_key and least > _AS_FAST:

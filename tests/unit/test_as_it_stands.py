@@ -80,6 +80,15 @@ def test_the_answer_is_told_by_how_much_it_is_faster_than_the_script_as_it_stand
     assert (plain["candidate"], plain["tokens_per_second"]) == ("ddp ckpt=off mb=4", speed)
 
 
+def test_proofs_are_compared_where_the_script_s_own_way_was_proven_too() -> None:
+    space = space_with(OwnEngine())
+    own, other = there(space.own), space.named("zero2 ckpt=off mb=4")
+    trials = [make_record(each, tokens_per_second=speed) for each, speed in ((own, 120.0), (other, 110.0))]
+    proofs = [make_record(each, tokens_per_second=100.0, purpose="proof", trial="0002") for each in (own, other)]
+    said = "Nothing found is clearly faster than your script as its command stands (ddp ckpt=off mb=4: 100 tokens/s in "
+    assert compared(space, [*trials, *proofs], proofs[1]) == f"{said}its proof)."
+
+
 def test_the_answer_without_deepspeed_is_compared_with_the_script_too() -> None:
     space = space_with(OwnEngine())
     own = make_record(there(space.own), "fits", tokens_per_second=50.0)
