@@ -185,6 +185,8 @@ def _log_of(record: Record) -> str:
 def write_first(prepared: Prepared, result: TuneResult, venue: Venue, tell: Subscriber) -> None:
     """Write the answer that is proven while the search goes on, and say so. A script's words take looks: not yet."""
     written = _write(prepared, result, venue, tell, in_words=False)
+    if written.kept:  # the last writing finds only what this one wrote
+        tell(Note(f"Kept what another tune wrote, or was edited, as {', '.join(map(str, written.kept))}"))
     found = written.answer or written.plain
     if found is not None:
         said = f"First answer: {found.candidate.key}, {found.tokens_per_second:,.0f} tokens/s in its proof"

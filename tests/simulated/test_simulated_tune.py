@@ -52,10 +52,12 @@ def test_a_tune_on_paper_says_everywhere_that_nothing_was_run_and_started_again_
 
 def test_a_long_search_proves_a_first_answer_which_is_left_when_it_is_interrupted(folder: Path) -> None:
     said: list[str] = []
+    assert tune() == 0  # another tune's answer is in the way
     options = TuneOptions(model="llama-2-7b", gpus=4, gpu_memory=40 * GIB, launcher="simulated", machine="h200")
     tell = lambda event: said.extend([event.text] if isinstance(event, Note) else [])  # noqa: E731
     done = run_tune(options, tell, lambda: said[-1:] != [] and said[-1].startswith("First answer: "))
     assert done.result.cancelled
+    assert said[-2].startswith("Kept what another tune wrote, or was edited, as ")
     assert done.result.first is not None
     assert done.answer is not None
     assert done.result.first.proof.candidate_key == done.answer.candidate.key
