@@ -34,9 +34,9 @@ def first_proof(space: Space, records: Sequence[Record], *, comparisons: int) ->
     left = [each for each in hopeful(space, records, belief) if each.fits >= LIKELY]
     if any(each.tokens_per_second > (1 + _NEAR) * speed for each in left):
         return None
+    enough = _LONGER * (proof_seconds(outlook)[1] + comparisons * comparison_seconds(outlook))
     rehearsal = Rehearsal(belief, list(records))
-    rehearsal.search(space, auto)
-    price = proof_seconds(outlook)[1] + comparisons * comparison_seconds(outlook)
-    if rehearsal.seconds < _LONGER * price:
+    rehearsal.search(space, auto, most=enough)
+    if rehearsal.seconds < enough:
         return None
     return Prove(outlook.candidate, "a first answer, before the search for a faster one goes on")

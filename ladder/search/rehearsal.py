@@ -89,9 +89,9 @@ class Rehearsal:
     num_trials: int = 0
     seconds: float = field(default=0.0)
 
-    def search(self, space: Space, strategy: Strategy) -> None:
-        """Try what `strategy` asks for until it stops."""
-        while self.num_trials < _MOST_TRIALS:
+    def search(self, space: Space, strategy: Strategy, *, most: float = math.inf) -> None:
+        """Try what `strategy` asks for until it stops, or has taken at least `most` seconds."""
+        while self.num_trials < _MOST_TRIALS and self.seconds < most:
             decision = strategy(space, self.records)
             if isinstance(decision, Stop):
                 return
